@@ -1,1 +1,1 @@
-"""Dashboards, recording rules and alerts as code. `make observability` writes the chart's files."""
+"""Dashboards, recording rules and alerts as code; `make observability` writes the chart's files."""

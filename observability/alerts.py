@@ -1,6 +1,6 @@
-"""Alerts. Each has a section of its name in docs/runbooks.md.
+"""Alerts. Each has a section of the same name in docs/runbooks.md.
 
-Bounds that `sluice run` warns at are the same here (sluice/telemetry/health_*.py).
+`sluice run` warns at the same bounds (sluice/telemetry/health_*.py).
 """
 
 from __future__ import annotations
@@ -21,14 +21,29 @@ from observability.recording import (
 RUNBOOKS = "https://github.com/sluice-dev/sluice/blob/main/docs/runbooks.md"
 _JOB = "{{ $labels.namespace }}/{{ $labels.job }}"
 _BY_JOB = "by (namespace, job)"
-# Series of our operator alone: other operators export metrics of the same names.
+# Selects sluice's operator: other operators export metrics of the same names.
 _OPERATOR = 'controller_runtime_max_concurrent_reconciles{controller="rljob"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """wait: for how long the expression must hold. summary: one line. description: what it means,
-    and what to look at first.
+    """An alerting rule.
+
+    Attributes
+    ----------
+    name
+        Name of the alert and of its section in the runbooks.
+    severity
+        critical, warning or info.
+    wait
+        How long the expression must hold.
+    expr
+        PromQL.
+    summary
+        One line.
+    description
+        What the alert means, and what to look at first.
+
     """
 
     name: str
@@ -53,18 +68,19 @@ class Alert:
 
 
 def alerts() -> list[Alert]:
-    return [*_of_jobs(), *_of_learning(), *_of_operator()]
+    return [*_job_alerts(), *_learning_alerts(), *_operator_alerts()]
 
 
-def _of_jobs() -> list[Alert]:
+def _job_alerts() -> list[Alert]:
     return [
         Alert(
             "SluiceNoProgress",
             "critical",
             "5m",
             f"({STEP} == {STEP} offset 30m) and {STEP} < max {_BY_JOB} (sluice_buffer_total_steps)",
-            f"{_JOB} has made no step for half an hour",
-            "The last committed step is {{ $value }}. Trainer and engines hold their devices.",
+            f"{_JOB} has not completed a step for 30 minutes",
+            "The last committed step is {{ $value }}. Trainer and engines still hold their "
+            "devices.",
         ),
         Alert(
             "SluiceEngineBehind",
@@ -72,7 +88,8 @@ def _of_jobs() -> list[Alert]:
             "10m",
             f"{ENGINE_LAG} > 2",
             f"engine {{{{ $labels.replica }}}} of {_JOB} serves old weights",
-            "It is {{ $value }} versions behind: weights do not reach it, or it takes no updates.",
+            "It is {{ $value }} versions behind: weights do not reach it, or it does not load "
+            "them.",
         ),
         Alert(
             "SluiceSlowEngine",
@@ -81,8 +98,8 @@ def _of_jobs() -> list[Alert]:
             f"{ENGINE_LATENCY} > on (namespace, job) group_left () "
             f"(1.5 * quantile {_BY_JOB} (0.25, {ENGINE_LATENCY}))",
             f"engine {{{{ $labels.replica }}}} of {_JOB} is slower than the others",
-            "It takes {{ $value | humanizeDuration }} for a token, more than 1.5 times what the "
-            "faster ones take. Synchronous steps wait for it.",
+            "It takes {{ $value | humanizeDuration }} per token, more than 1.5 times as long as "
+            "the faster engines. Synchronous steps wait for it.",
         ),
         Alert(
             "SluiceNoEngine",
@@ -91,16 +108,16 @@ def _of_jobs() -> list[Alert]:
             f"(max {_BY_JOB} (sluice_rendezvous_engines) == 0) and "
             f'max {_BY_JOB} (sluice_rendezvous_joins_total{{member_role="rollout"}}) > 0',
             f"{_JOB} has no engine",
-            "All engines have gone, and none has come back: nothing is generated.",
+            "All engines have left and have not come back, so generation has stopped.",
         ),
         Alert(
             "SluiceRestarts",
             "warning",
             "0m",
             f"{RESTARTS} > 3",
-            f"{{{{ $labels.role }}}} of {_JOB} restarts again and again",
-            "{{ $value | humanize }} restarts within an hour. lastFailure of the job's status has "
-            "the last lines of the pod that failed.",
+            f"{{{{ $labels.role }}}} of {_JOB} restarts repeatedly",
+            "{{ $value | humanize }} restarts within an hour. status.lastFailure of the job has "
+            "the last log lines of the failed pod.",
         ),
         Alert(
             "SluiceStorageNearlyFull",
@@ -108,7 +125,8 @@ def _of_jobs() -> list[Alert]:
             "10m",
             f"{STORAGE} > 0.9",
             f"the buffer of {_JOB} is nearly full",
-            "{{ $value | humanizePercentage }} of its storage is used. Checkpoints come early.",
+            "{{ $value | humanizePercentage }} of its storage is used. Checkpoints are made "
+            "earlier to free space.",
         ),
         Alert(
             "SluiceCheckpointTooOld",
@@ -117,7 +135,8 @@ def _of_jobs() -> list[Alert]:
             f"({STEP} > {STEP} offset 2h) and max {_BY_JOB} (sluice_buffer_checkpoint_step)"
             f" == max {_BY_JOB} (sluice_buffer_checkpoint_step offset 2h)",
             f"{_JOB} has written no checkpoint for two hours",
-            "Step {{ $value }} is trained. A failure of the trainer costs all since the last one.",
+            "The job is at step {{ $value }}. If the trainer fails, all steps since the last "
+            "checkpoint are repeated.",
         ),
         Alert(
             "SluiceQueueTooLong",
@@ -125,13 +144,13 @@ def _of_jobs() -> list[Alert]:
             "2h",
             f"{STATE} == 2",
             f"{_JOB} waits in its queue",
-            "It has not been admitted for two hours. The message of its condition Admitted is the "
-            "queue's own.",
+            "It has waited for admission for two hours. The message of its condition Admitted "
+            "comes from the queue.",
         ),
     ]
 
 
-def _of_learning() -> list[Alert]:
+def _learning_alerts() -> list[Alert]:
     difference = "avg_over_time(sluice_trainer_logprob_difference[15m])"
     best = f"max_over_time({REWARD}[6h])"
     return [
@@ -141,7 +160,7 @@ def _of_learning() -> list[Alert]:
             "5m",
             f"max {_BY_JOB} ({difference}) > 0.1",
             f"trainer and engines of {_JOB} disagree about log-probs",
-            "A token's log-prob differs by {{ $value | humanize }} on average.",
+            "The log-prob of a token differs by {{ $value | humanize }} on average.",
         ),
         Alert(
             "SluiceRewardCollapsed",
@@ -149,16 +168,16 @@ def _of_learning() -> list[Alert]:
             "10m",
             f"({REWARD} < 0.5 * {best}) and {best} > 0",
             f"the reward of {_JOB} has collapsed",
-            "Its mean is {{ $value | humanize }}, less than half of its best of the last 6 hours.",
+            "The mean is {{ $value | humanize }}, less than half of the best in the last 6 hours.",
         ),
         Alert(
             "SluiceRewardsEqual",
             "warning",
             "5m",
             f"min {_BY_JOB} (min_over_time(sluice_trainer_equal_rewards_ratio[15m])) > 0.95",
-            f"rewards of {_JOB} are all equal",
-            "In {{ $value | humanizePercentage }} of the prompts all samples have the same reward: "
-            "there is nothing to learn from them.",
+            f"the rewards of {_JOB} are all equal",
+            "All samples of a prompt have the same reward in {{ $value | humanizePercentage }} of "
+            "the prompts, so the policy cannot learn from them.",
         ),
         Alert(
             "SluiceEntropyCollapsed",
@@ -166,12 +185,12 @@ def _of_learning() -> list[Alert]:
             "5m",
             f"max {_BY_JOB} (max_over_time(sluice_trainer_entropy[15m])) < 0.001",
             f"the entropy of {_JOB} has collapsed",
-            "{{ $value | humanize }} nats a token: the policy hardly explores any more.",
+            "It is {{ $value | humanize }} nats per token: the policy hardly explores any more.",
         ),
     ]
 
 
-def _of_operator() -> list[Alert]:
+def _operator_alerts() -> list[Alert]:
     gone = f"(absent({_OPERATOR}) and on () count(present_over_time({_OPERATOR}[1d])))"
     leading = f"leader_election_master_status and on (instance) {_OPERATOR}"
     return [
@@ -180,8 +199,8 @@ def _of_operator() -> list[Alert]:
             "critical",
             "5m",
             f"(max by (namespace) ({leading}) == 0) or {gone}",
-            "no replica of the operator works",
-            "Running jobs train on; nothing is started, restarted or ended.",
+            "the operator has no leader",
+            "Running jobs continue, but no job is started, restarted or ended.",
         ),
         Alert(
             "SluiceReconcileErrors",
@@ -189,7 +208,8 @@ def _of_operator() -> list[Alert]:
             "10m",
             "sum by (namespace)"
             ' (rate(controller_runtime_reconcile_errors_total{controller="rljob"}[10m])) > 0.01',
-            "the operator fails again and again",
-            "{{ $value | humanize }} failed passes a second. Its log has each, with the job.",
+            "the operator fails repeatedly",
+            "{{ $value | humanize }} reconcile passes fail per second. The log of the operator "
+            "names the jobs.",
         ),
     ]

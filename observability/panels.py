@@ -1,7 +1,7 @@
-"""The words that dashboards are written in: panels with their queries, units and limits.
+"""Builders for dashboard panels.
 
-Built with Grafana's own typed builders (grafana-foundation-sdk), so that a field that Grafana does
-not know is an error of types.
+They use Grafana's typed builders (grafana-foundation-sdk), so that mypy finds fields that Grafana
+does not have.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-# Selector of all jobs of the chosen namespaces.
+# Selects all jobs of the chosen namespaces.
 JOBS = 'namespace=~"$namespace"'
-# Selector of the chosen jobs.
+# Selects the chosen jobs.
 JOB = 'namespace=~"$namespace",job=~"$job"'
 RATE = "$__rate_interval"
 SECONDS, BYTES, BYTES_PER_SECOND, COUNT, SHARE, NUMBER, PER_SECOND = (
@@ -40,24 +40,24 @@ SECONDS, BYTES, BYTES_PER_SECOND, COUNT, SHARE, NUMBER, PER_SECOND = (
     units.NoUnit,
     "cps",
 )
-# (value from which a colour holds, colour), from below; None: from the beginning.
+# (value, colour) in ascending order; a colour applies from its value on, the first one from None.
 Limits = Sequence[tuple[float | None, str]]
 Panel = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel
 
 
 def none() -> Limits:
-    """No value of this panel is bad by itself."""
+    """Return limits for a panel without bad values."""
     return ((None, "green"),)
 
 
 def above(warning: float, critical: float | None = None) -> Limits:
-    """More is worse."""
+    """Return limits for a panel in which high values are bad."""
     steps: list[tuple[float | None, str]] = [(None, "green"), (warning, "orange")]
     return steps if critical is None else [*steps, (critical, "red")]
 
 
 def below(critical: float, warning: float | None = None) -> Limits:
-    """Less is worse."""
+    """Return limits for a panel in which low values are bad."""
     if warning is None:
         return ((None, "red"), (critical, "green"))
     return ((None, "red"), (critical, "orange"), (warning, "green"))
@@ -74,7 +74,22 @@ def lines(
     stacked: bool = False,
     highest: float | None = None,
 ) -> timeseries.Panel:
-    """Curves over time. highest: the end of the axis, where values have a bound."""
+    """Draw series as lines over time.
+
+    Parameters
+    ----------
+    title, unit, limits, description
+        Head of the panel.
+    series
+        PromQL by legend. A legend may contain labels, such as `{{phase}}`.
+    width
+        Columns, of 24.
+    stacked
+        Stack the series.
+    highest
+        Upper end of the axis, if values are bounded.
+
+    """
     panel = (
         timeseries.Panel()
         .title(title)
@@ -112,7 +127,7 @@ def number(
     width: int = 4,
     height: int = 4,
 ) -> stat.Panel:
-    """The newest value, large, with its course behind it."""
+    """Show the latest value of a single series, with its history in the background."""
     [(legend, expr)] = series.items()
     return (
         stat.Panel()
@@ -138,7 +153,7 @@ def states(
     *,
     width: int = 24,
 ) -> statetimeline.Panel:
-    """A bar for each series, coloured by its state. names: code -> (word, colour)."""
+    """Show a bar per series, coloured by state. `names` maps a code to (word, colour)."""
     [(legend, expr)] = series.items()
     panel = statetimeline.Panel().title(title).description(description).datasource(SOURCE)
     return (
@@ -157,7 +172,7 @@ def states(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table. names: words and colours for codes. link: where a click leads."""
+    """One column of a table. `names` maps a code to (word, colour)."""
 
     title: str
     expr: str
@@ -169,9 +184,19 @@ class Column:
 def grid(
     title: str, description: str, keys: Mapping[str, str], columns: Sequence[Column], link: str
 ) -> table.Panel:
-    """A table of the newest values: a row for each combination of the labels `keys`.
+    """Show the latest values in a table, one row per combination of the labels in `keys`.
 
-    keys: label -> heading. link: URL behind the last key, with Grafana's `${__data.fields...}`.
+    Parameters
+    ----------
+    title, description
+        Head of the panel.
+    keys
+        Heading by label.
+    columns
+        Further columns.
+    link
+        URL of the last key, with Grafana's `${__data.fields...}`.
+
     """
     panel = table.Panel().title(title).description(description).datasource(SOURCE)
     panel.unit(NUMBER).thresholds(_steps(none())).span(24).height(9)

@@ -1,9 +1,9 @@
-"""Draws a dashboard from its own JSON and a Prometheus' answers, for the documentation:
+r"""Draw a dashboard from its JSON and a Prometheus server, for the documentation.
 
     python -m observability.picture http://127.0.0.1:9090 job docs/images/dashboard-job.png \
         --job quickstart --minutes 10
 
-Grafana draws it better; here one sees which panels there are, and what they show.
+The picture shows which panels exist and their data; Grafana draws them better.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ _COLORS = {
     "text": "#8e8e8e",
 }
 _UNITS = {"s": " s", "percentunit": " %", "bytes": "B", "binBps": "B/s", "cps": "/s"}
-# (legend, minutes before the end, values)
+# (legend, minutes relative to the end, values)
 Series = tuple[str, list[float], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A Prometheus and what is asked of it. end: seconds since 1970."""
+    """A Prometheus server, and the jobs and the time range to draw.
+
+    `end` is in seconds since 1970.
+    """
 
     url: str
     namespace: str
@@ -65,7 +68,7 @@ class Source:
         url = f"{self.url}/api/v1/query_range?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - of the command line
             result = json.load(answer)["data"]["result"]
-        return [_series(each, target["legendFormat"], self.end) for each in result]
+        return [_series(row, target["legendFormat"], self.end) for row in result]
 
 
 def _series(result: dict[str, Any], legend: str, end: float) -> Series:
@@ -76,7 +79,7 @@ def _series(result: dict[str, Any], legend: str, end: float) -> Series:
 
 
 def draw(board: dict[str, Any], source: Source) -> Figure:
-    """All panels at their places in the dashboard's grid."""
+    """Draw all panels at their positions in the dashboard's grid."""
     lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     height = lines * _INCHES_BY_LINE + 0.6
     figure = Figure(figsize=(_COLUMNS * _INCHES_BY_COLUMN, height), dpi=72, facecolor="#f4f5f5")
@@ -146,7 +149,7 @@ def _curves(axes: Axes, panel: dict[str, Any], courses: Sequence[Series]) -> Non
 
 
 def _legend_below(axes: Axes) -> None:
-    """Put the legend under the axes, where it covers no curve, and make them smaller by it."""
+    """Put the legend below the axes, which shrink by its height, so that it covers no curve."""
     figure, box = axes.figure, axes.get_position()
     below = box.y0 - _AXIS_INCHES * figure.dpi / figure.bbox.height
     legend = axes.legend(
@@ -201,11 +204,13 @@ def _states(axes: Axes, panel: dict[str, Any], courses: Sequence[Series]) -> Non
 
 
 def _table(axes: Axes, panel: dict[str, Any], source: Source) -> None:
-    """One row for each job: the newest value of each column."""
+    """Draw one row per job with the latest value of each column."""
     axes.set_axis_off()
     overrides = {
-        each["matcher"]["options"]: {one["id"]: one["value"] for one in each["properties"]}
-        for each in panel["fieldConfig"]["overrides"]
+        override["matcher"]["options"]: {
+            item["id"]: item["value"] for item in override["properties"]
+        }
+        for override in panel["fieldConfig"]["overrides"]
     }
     columns = [target["legendFormat"] for target in panel["targets"]]
     rows: dict[str, dict[str, str]] = {}
@@ -223,7 +228,7 @@ def _table(axes: Axes, panel: dict[str, Any], source: Source) -> None:
 
 
 def shown(value: float, unit: str) -> str:
-    """`1.2kB`, `37 %`."""
+    """Format a value such as `1.2kB` or `37 %`."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     for bound, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -248,7 +253,7 @@ def main() -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """With few colours: a third of the size."""
+    """Save with few colours, at a third of the size."""
     buffer = io.BytesIO()
     figure.savefig(buffer)
     Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)

@@ -1,4 +1,4 @@
-"""The few forms of PromQL that panels ask for, over the chosen jobs."""
+"""PromQL expressions over the selected jobs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ OF_JOB = ("namespace", "job")
 
 
 def newest(metric: str) -> str:
-    """A job's value. A scrape of an attempt before may still be there: the larger one counts."""
+    """Return a job's value.
+
+    The scrape of an earlier attempt may linger, so the larger one counts.
+    """
     return f"max by ({', '.join(OF_JOB)}) ({metric}{{{JOB}}})"
 
 
 def rate(metric: str, *labels: str, selector: str = JOB) -> str:
-    """A counter's growth in a second, by these labels; without any by job."""
+    """Return a counter's growth per second, grouped by `labels`, or by job without labels."""
     return f"sum by ({', '.join(labels or OF_JOB)}) (rate({metric}{{{selector}}}[{RATE}]))"
 
 
 def quantile(share: float, histogram: str, *labels: str, selector: str = JOB) -> str:
-    """A quantile of a histogram, by these labels. share: of 1."""
+    """Return a quantile in [0, 1] of a histogram, grouped by `labels`."""
     buckets = rate(f"{histogram}_bucket", "le", *labels, selector=selector)
     return f"histogram_quantile({share}, {buckets})"
 
 
 def spread(histogram: str, *, selector: str = JOB) -> dict[str, str]:
-    """Median and 95th percentile."""
+    """Return median and 95th percentile by legend."""
     return {
         "median": quantile(0.5, histogram, selector=selector),
         "95th percentile": quantile(0.95, histogram, selector=selector),
@@ -32,6 +35,6 @@ def spread(histogram: str, *, selector: str = JOB) -> dict[str, str]:
 
 
 def mean(histogram: str, *labels: str, selector: str = JOB) -> str:
-    """The mean of what a histogram has counted, by these labels; without any by job."""
+    """Return the mean of a histogram, grouped by `labels`, or by job without labels."""
     seconds = rate(f"{histogram}_sum", *labels, selector=selector)
     return f"{seconds} / ({rate(f'{histogram}_count', *labels, selector=selector)} > 0)"

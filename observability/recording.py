@@ -1,5 +1,6 @@
-"""Recording rules: what panels and alerts share. Names are `level:metric:operation`, as Prometheus'
-own guide has them.
+"""Recording rules, shared by panels and alerts.
+
+Names follow Prometheus's convention `level:metric:operation`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SPEEDUP = "namespace_job:sluice_plan_speedup:max"
 STORAGE = "namespace_job:sluice_storage_used:ratio"
 ENGINE_LAG = "namespace_job_replica:sluice_engine_lag:versions"
 ENGINE_LATENCY = "namespace_job_replica:sluice_engine_latency:seconds10m"
-# Words and colours for the values of STATE.
+# Word and colour by value of STATE.
 STATES = {
     0: ("pending", "text"),
     1: ("running", "green"),
@@ -35,13 +36,13 @@ STATES = {
 }
 _BY_JOB = "by (namespace, job)"
 _BY_ENGINE = "by (namespace, job, replica)"
-# The operator calls a job `name`; all other series call it `job`.
+# The operator's series label a job `name`, all other series `job`.
 _RENAMED = '"job", "$1", "name", "(.+)"'
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """labels: those that the rule adds to its series."""
+    """A recording rule. `labels` are added to its series."""
 
     name: str
     expr: str
@@ -53,7 +54,7 @@ class Recording:
 
 
 def recordings() -> list[Recording]:
-    """All rules, in an order in which each uses only those before it."""
+    """Return all rules; each uses only earlier ones."""
     return [*_states(), *_progress(), *_waste(), *_devices()]
 
 
@@ -70,7 +71,7 @@ def _states() -> Iterator[Recording]:
 
 
 def _states_by_rank() -> Iterator[str]:
-    """The first that holds is the job's state."""
+    """Yield expressions whose first match is the job's state."""
     rank = [("Failed", 1, 4), ("Succeeded", 1, 3), ("Suspended", 1, 5), ("Running", 1, 1)]
     for condition, holds, code in [*rank, ("Admitted", 0, 2)]:
         series = f'{CONDITION}{{condition="{condition}"}}'
@@ -79,7 +80,10 @@ def _states_by_rank() -> Iterator[str]:
 
 
 def _progress() -> Iterator[Recording]:
-    """The buffer knows the committed step, also while the trainer is away."""
+    """Yield rules on progress.
+
+    The buffer knows the committed step even while the trainer is down.
+    """
     yield Recording(STEP, f"max {_BY_JOB} (sluice_buffer_step)")
     yield Recording(PROGRESS, f"{STEP} / max {_BY_JOB} (sluice_buffer_total_steps > 0)")
     yield Recording(REWARD, f"max {_BY_JOB} (avg_over_time(sluice_trainer_reward[15m]))")
@@ -104,8 +108,9 @@ def _waste() -> Iterator[Recording]:
 
 
 def _devices() -> Iterator[Recording]:
-    """Devices by what they did, as sluice/telemetry/goodput.py counts them: the sum over categories
-    is the number of devices that the job held.
+    """Yield rules on devices by category, as in sluice/telemetry/goodput.py.
+
+    The sum over categories is the number of devices that the job holds.
     """
     rate = "rate(sluice_rendezvous_device_seconds_total[10m])"
     yield Recording(DEVICES, f"sum by (namespace, job, member_role, state) ({rate})")
@@ -116,8 +121,10 @@ def _devices() -> Iterator[Recording]:
 
 
 def _by_category() -> dict[str, str]:
-    """PromQL of each category. Engines that share the trainer's GPUs name no devices, and the
-    trainer's waiting is their generating.
+    """Return PromQL by category.
+
+    Engines that share the trainer's GPUs report no devices; the trainer's waiting is their
+    generating.
     """
     trained = _busy('member_role="trainer",state="training"')
     awaited = _busy('member_role="trainer",state=~"waiting|evaluating"')
@@ -145,6 +152,6 @@ def _busy(selector: str) -> str:
 
 
 def _sum(*parts: str) -> str:
-    """The sum of those parts that a job has."""
+    """Return the sum of the parts that a job has."""
     every = f"0 * sum {_BY_JOB} ({DEVICES})"
     return " + ".join(f"(({part}) or {every})" for part in parts)

@@ -1,4 +1,4 @@
-"""Grafana dashboards: the fleet, one job, its weights and engines, operator and buffers."""
+"""Grafana dashboards: fleet, job, weights and engines, operator and buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALL = (fleet, job, engines, operator)
 
 
 def documents() -> Mapping[str, dict[str, Any]]:
-    """File name without its suffix -> the dashboard, as Grafana reads it."""
+    """Return the dashboards in Grafana's JSON model, by file name without its suffix."""
     boards = [module.dashboard().build() for module in _ALL]
     texts = (json.dumps(board, cls=JSONEncoder, sort_keys=True) for board in boards)
     parsed = [json.loads(text) for text in texts]

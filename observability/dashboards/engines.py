@@ -1,4 +1,4 @@
-"""Weights on their way, and the engines that serve them."""
+"""Dashboard of weight updates, and of the engines that receive them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _OTHER_MODEL = "sluice_rollout_gateway_other_model_seconds"
 def dashboard() -> Dashboard:
     return frame(
         "engines",
-        "Weights on their way from the trainer, and the engines that serve them.",
+        "Weight updates, and the engines that receive them.",
         {
             "Weights": _weights(),
             "Updates": _updates(),
             "Members": _members(),
-            "Engines, as they see themselves": _engines(),
+            "Engine metrics": _engines(),
             "Workers": _workers(),
             "Agents at the gateway": _gateway(),
         },
@@ -51,15 +51,15 @@ def _weights() -> list[Panel]:
     versions = f"min by (replica) (sluice_rollout_version{{{JOB}}})"
     # fmt: off
     return [
-        number("Version", NUMBER, none(), "Newest weights: those after the step of this number.",
+        number("Version", NUMBER, none(), "Newest weights, by the number of their step.",
                {"version": _rendezvous("version")}, height=8),
-        number("Engines", COUNT, below(1), "Engines that are there.",
+        number("Engines", COUNT, below(1), "Joined engines.",
                {"engines": _rendezvous("engines")}, height=8),
         number("Behind", COUNT, above(1),
-               "Engines that do not serve the newest weights; normal for moments.",
+               "Engines without the newest weights; normal during an update.",
                {"engines": _rendezvous("engines_behind")}, height=8),
-        lines("Version of each engine", NUMBER, none(),
-              "-1: it has none. All should follow the newest.",
+        lines("Version by engine", NUMBER, none(),
+              "Weight version of each engine (-1: no weights). All should follow the newest.",
               {"newest": _rendezvous("version"), "engine {{replica}}": versions}, width=12),
     ]
     # fmt: on
@@ -76,22 +76,22 @@ def _updates() -> list[Panel]:
     # fmt: off
     return [
         lines("Update by phase", SECONDS, none(),
-              "Mean time of each phase of a weight update, of the slowest rank.",
+              "Mean time of the slowest rank in each phase of a weight update.",
               {"{{phase}}": mean('phase!~"whole|paused"', "phase")}, stacked=True),
         lines("Engines paused", SECONDS, above(10, 60),
-              "For how long an update keeps engines from generating; and the whole update.",
+              "Time that an update pauses generation, and time of the whole update.",
               {"paused": mean('phase="paused"'), "whole": mean('phase="whole"')}),
-        lines("Until engines have passed a phase", SECONDS, none(),
-              "95th percentile, from an update's beginning.",
+        lines("Engine time by phase", SECONDS, none(),
+              "95th percentile of the time from an update's start until an engine ends a phase.",
               {"{{phase}}": passed}),
         lines("Weights sent", BYTES_PER_SECOND, none(),
-              "Bytes of weights in a second, over all engines.",
+              "Bytes of weights per second, over all engines.",
               {"sent": sent}),
         lines("Engines left behind", COUNT, above(1, 5),
-              "Engines that an update had to leave behind, within an hour.",
+              "Engines that did not complete an update, within an hour.",
               {"engines": f"sum by (namespace, job) ({left})"}),
         lines("Versions behind", NUMBER, above(2),
-              "By how many versions each engine is older than the newest weights.",
+              "Number of versions between each engine and the newest weights.",
               {"engine {{replica}}": f"{rec.ENGINE_LAG}{{{JOB}}}"}),
     ]
     # fmt: on
@@ -104,21 +104,21 @@ def _members() -> list[Panel]:
     members = f"max by (member_role) (sluice_rendezvous_members{{{JOB}}})"
     # fmt: off
     return [
-        lines("Members", COUNT, none(), "Processes that are joined, by role.",
+        lines("Members", COUNT, none(), "Joined processes, by role.",
               {"{{member_role}}": members}),
         lines("Joined and left", COUNT, none(),
-              "Within an hour. A member that comes back joins again.",
+              "Within an hour. A returning member joins again.",
               {"{{member_role}} joined": within_an_hour("joins_total", "member_role"),
                "{{member_role}} left": within_an_hour("leaves_total", "member_role")}),
         lines("Dropped", COUNT, above(1, 5),
-              "Members that were dropped within an hour, by the phase in which they failed.",
+              "Members dropped within an hour, by the phase in which they failed.",
               {"{{cause}}": within_an_hour("drops_total", "cause")}),
     ]
     # fmt: on
 
 
 def _either(sglang: str, vllm: str) -> str:
-    """Series of the engine that the job has, summed over its ranks."""
+    """Return the series of the job's engine, SGLang or vLLM, summed over its ranks."""
     return f"sum by (replica) ({sglang}{{{JOB}}} or {vllm}{{{JOB}}})"
 
 
@@ -134,17 +134,17 @@ def _engines() -> list[Panel]:
     )
     # fmt: off
     return [
-        lines("Running", COUNT, none(), "Requests that the engine works on.",
+        lines("Running", COUNT, none(), "Requests that the engine is processing.",
               {"engine {{replica}}":
                _either("sglang:num_running_reqs", "vllm:num_requests_running")}),
         lines("Queued", COUNT, above(64, 256),
-              "Requests that wait in the engine. For long: rollout.concurrency is too high.",
+              "Requests that wait in the engine. If they persist, lower rollout.concurrency.",
               {"engine {{replica}}":
                _either("sglang:num_queue_reqs", "vllm:num_requests_waiting")}),
         lines("KV cache", SHARE, above(0.9, 0.98),
-              "Share of the cache that is used. Full: requests are put back and computed again.",
+              "Share of the cache in use. If it is full, requests are evicted and recomputed.",
               {"engine {{replica}}": usage}, highest=1),
-        lines("Generated tokens", PER_SECOND, none(), "As the engine counts them.",
+        lines("Generated tokens", PER_SECOND, none(), "Tokens per second counted by the engine.",
               {"engine {{replica}}": generated}, width=12),
         lines("Time to the first token", SECONDS, above(5, 30), "95th percentile.",
               {"engine {{replica}}": f"histogram_quantile(0.95, {first})"}, width=12),
@@ -159,13 +159,13 @@ def _workers() -> list[Panel]:
     # fmt: off
     return [
         lines("Workers", COUNT, none(),
-              "Workers by what they do. Idle: no prompts, or no weights. Tail: only the last few "
-              "responses of a batch.",
+              "Workers by phase. Idle: no prompts or no weights. Tail: only the last few responses "
+              "of a batch.",
               {"{{phase}}": phases}, stacked=True),
         lines("Requests answered", PER_SECOND, none(),
-              "By how they ended. abort: a weight update, or the worker's end.",
+              "Requests per second by end. abort: a weight update, or the worker ended.",
               {"{{finish}}": answered}),
-        lines("Time of a request", SECONDS, none(), "95th percentile, at the engine.",
+        lines("Request time", SECONDS, none(), "95th percentile at the engine.",
               {"engine {{replica}}": seconds}),
     ]
     # fmt: on
@@ -181,41 +181,41 @@ def _gateway() -> list[Panel]:
     )
     # fmt: off
     return [
-        lines("Requests of agents", PER_SECOND, none(),
-              "By how they ended. refused: the client's mistake; unavailable: the engine, or the "
-              "worker's end; gone: the client hung up.",
+        lines("Agent requests", PER_SECOND, none(),
+              "Requests per second by outcome. refused: a client error; unavailable: the engine "
+              "failed or the worker ended; gone: the client hung up.",
               {"{{outcome}}": gateway("requests", "outcome")}),
-        lines("Overhead of a turn", SECONDS, above(0.01, 0.1),
-              "Time of an answered request that the engine did not take.",
+        lines("Turn overhead", SECONDS, above(0.01, 0.1),
+              "Time of an answered request outside the engine.",
               promql.spread("sluice_rollout_gateway_overhead_seconds")),
         lines("Turns and branches", PER_SECOND, none(),
-              "Turns by how they go on: new, continued from the sampled tokens, or rerendered "
-              "from text. Branches: sequences that are trained.",
+              "Turns per second: new, continued from the sampled tokens, or rendered again "
+              "from text. Branches are the sequences that are trained.",
               {"{{history}}": gateway("turns", "history"), "branches": gateway("branches")}),
         lines("Tokens encoded again", PER_SECOND, none(),
-              "Of histories that a client or the chat template has changed: what was sampled "
-              "there is trained, but not gone on from.",
+              "Tokens of histories that a client or the chat template changed. The sampled "
+              "tokens are trained, but not continued.",
               {"tokens": gateway("rerendered_tokens")}),
         lines("Histories shortened", PER_SECOND, none(),
-              "They were too long (rollout.limits.overflow): results of tools that the model no "
-              "longer sees, and summaries that it has written.",
+              "Histories that were too long (rollout.limits.overflow): dropped tool results, and "
+              "summaries written by the model.",
               {"results": gateway("dropped_results"),
                "summaries, {{outcome}}": gateway("summaries", "outcome")}),
-        lines("Settings that do not hold", PER_SECOND, none(),
-              "Requests that ask for another sampling than the job's, by setting.",
+        lines("Overridden settings", PER_SECOND, none(),
+              "Requests whose sampling settings differ from the job's, by setting.",
               {"{{setting}}": gateway("overridden_settings", "setting")}),
-        lines("Other models that agents ask", SECONDS, none(),
+        lines("Requests to other models", SECONDS, none(),
               "Mean time of a request to a model of rollout.models.",
               {"{{model}}": other_models}),
-        lines("Programs of episodes", COUNT, none(),
-              "Of rollout.environment, running now: one for each sample in work. With an image: "
-              "its pods that have joined.",
+        lines("Episode programs", COUNT, none(),
+              "Running programs of rollout.environment, one per sample in work; if the "
+              "environment has an image, its joined pods.",
               {"programs": f"sum(sluice_rollout_episode_programs{{{JOB}}})",
                "{{role}} pods, {{state}}":
                f"sum by (role, state) (sluice_rollout_episode_pods{{{JOB}}})"}),
         lines("Refused keys", PER_SECOND, above(0.1, 10),
-              "Requests with a key that is missing, unknown or expired: a program that outlives "
-              "its episode, or somebody who has none.",
+              "Requests with a missing, unknown or expired key: a program that outlives its "
+              "episode, or an unauthorised client.",
               {"{{reason}}": gateway("refused_keys", "reason")}),
     ]
     # fmt: on

@@ -1,4 +1,4 @@
-"""All jobs: their states, what their devices do, queues and restarts."""
+"""Dashboard of all jobs: states, devices, queues and restarts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _USEFUL = 'category=~"trained|generated"'
 def dashboard() -> Dashboard:
     return frame(
         "fleet",
-        "All jobs: their states, what their devices do, queues and restarts.",
+        "All jobs: states, devices, queues and restarts.",
         {"Now": _now(), "Jobs": _jobs(), "Devices": _devices(), "Restarts and queues": _trouble()},
         one_job=False,
     )
@@ -45,19 +45,19 @@ def _now() -> list[Panel]:
     firing = f'count(ALERTS{{alertname=~"Sluice.+",alertstate="firing",{JOBS}}}) or vector(0)'
     # fmt: off
     return [
-        number("Running", COUNT, none(), "Jobs that train now.",
+        number("Running", COUNT, none(), "Running jobs.",
                {"jobs": _jobs_in(1)}),
-        number("Queued", COUNT, above(5, 20), "Jobs that wait to be admitted.",
+        number("Queued", COUNT, above(5, 20), "Jobs that wait for admission.",
                {"jobs": _jobs_in(2)}),
-        number("Failed", COUNT, above(1), "Jobs that have ended by an error.",
+        number("Failed", COUNT, above(1), "Jobs that ended with an error.",
                {"jobs": _jobs_in(4)}),
         number("Devices", COUNT, none(),
-               "GPUs that jobs hold, mean of 10 minutes. On CPUs a pod counts as one.",
+               "GPUs held by jobs, mean over 10 minutes. On CPUs a pod counts as one.",
                {"devices": devices}),
         number("Goodput", SHARE, below(0.3, 0.6),
-               "Share of all device time that trained or generated what was trained on.",
+               "Share of device time that trained or generated what was trained on.",
                {"goodput": goodput}),
-        number("Alerts", COUNT, above(1, 5), "Alerts of this chart that fire.",
+        number("Alerts", COUNT, above(1, 5), "Firing alerts of this chart.",
                {"alerts": firing}),
     ]
     # fmt: on
@@ -72,7 +72,7 @@ def _jobs() -> list[Panel]:
         Column("Step", f"{rec.STEP}{{{JOBS}}}", NUMBER, none()),
         Column("Reward", rewards, NUMBER, none()),
         Column("Goodput", f"{rec.GOODPUT}{{{JOBS}}}", SHARE, below(0.3, 0.6)),
-        Column("Gain of another split", f"{rec.SPEEDUP}{{{JOBS}}}", NUMBER, none()),
+        Column("Speedup of best split", f"{rec.SPEEDUP}{{{JOBS}}}", NUMBER, none()),
         Column("Engines", engines, NUMBER, below(1)),
         Column(
             "Restarts in 1 h",
@@ -89,14 +89,14 @@ def _jobs() -> list[Panel]:
     return [
         grid(
             "Jobs",
-            "One row for each job. A click on its name opens its dashboard.",
+            "One row per job. A click on its name opens its dashboard.",
             {"namespace": "Namespace", "job": "Job"},
             columns,
             link,
         ),
         states(
             "States",
-            "State of each job over time, from the conditions of its status.",
+            "State of each job over time, from the conditions in its status.",
             rec.STATES,
             {"{{namespace}}/{{job}}": f"{rec.STATE}{{{JOBS}}}"},
         ),
@@ -107,11 +107,11 @@ def _jobs() -> list[Panel]:
 def _devices() -> list[Panel]:
     # fmt: off
     return [
-        lines("Devices by what they do", COUNT, none(),
-              "Devices of all jobs, mean of 10 minutes: trained and generated count as goodput.",
+        lines("Devices by activity", COUNT, none(),
+              "Devices of all jobs, mean over 10 minutes; trained and generated count as goodput.",
               {"{{category}}": f"sum by (category) ({rec.CATEGORIES}{{{JOBS}}})"},
               width=12, stacked=True),
-        lines("Goodput of each job", SHARE, below(0.3, 0.6),
+        lines("Goodput by job", SHARE, below(0.3, 0.6),
               "Share of a job's device time that trained or generated what was trained on.",
               {"{{namespace}}/{{job}}": f"{rec.GOODPUT}{{{JOBS}}}"}, width=12, highest=1),
     ]
@@ -122,10 +122,10 @@ def _trouble() -> list[Panel]:
     started = "sum by (le) (rate(rljob_time_to_running_seconds_bucket[6h]))"
     # fmt: off
     return [
-        lines("Restarts", COUNT, above(4), "Attempts that replaced a failed one, within an hour.",
+        lines("Restarts", COUNT, above(4), "Attempts that replaced a failed one within an hour.",
               {"{{namespace}}/{{job}}": f"sum by (namespace, job) ({rec.RESTARTS}{{{JOBS}}})"}),
         lines("Time to running", SECONDS, above(600, 3600),
-              "From a job's start until it ran first, of jobs of the last 6 hours.",
+              "From a job's start until it first ran, over the last 6 hours.",
               {"median": f"histogram_quantile(0.5, {started})",
                "95th percentile": f"histogram_quantile(0.95, {started})"}),
         lines("Queue", COUNT, none(), "Jobs by state.",

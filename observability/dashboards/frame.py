@@ -1,4 +1,4 @@
-"""The common parts of all dashboards: variables, links, the time that they show."""
+"""Common parts of all dashboards: variables, links, time range."""
 
 from __future__ import annotations
 
@@ -34,9 +34,21 @@ def frame(
     one_job: bool,
     page: str = "monitoring.md",
 ) -> build.Dashboard:
-    """A dashboard with its panels. rows: heading -> panels, from left to right, 24 columns wide.
+    """Build a dashboard from its panels.
 
-    one_job: it shows one job at a time. page: that of the documentation that explains it.
+    Parameters
+    ----------
+    name
+        Key of TITLES.
+    description
+        One sentence.
+    rows
+        Panels by heading, from left to right, 24 columns wide.
+    one_job
+        True if the dashboard shows one job at a time.
+    page
+        Page of the documentation that explains it.
+
     """
     board = (
         build.Dashboard(TITLES[name])
@@ -88,7 +100,7 @@ def _job() -> build.QueryVariable:
 
 
 def _links(name: str, page: str) -> list[build.DashboardLink]:
-    """To the other dashboards, with variables and time, and to the documentation."""
+    """Return links to the documentation, and to the dashboards, with variables and time."""
     others = [
         build.DashboardLink(title.removeprefix("Sluice / "))
         .type(DashboardLinkType.LINK)

@@ -1,4 +1,4 @@
-"""One job: what it learns, where its time goes, what its engines do."""
+"""Dashboard of one job: learning, time, generation and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from observability.panels import (
 def dashboard() -> Dashboard:
     return frame(
         "job",
-        "One job: what it learns, where its time goes, what its engines do.",
+        "One job: learning, time, generation and checkpoints.",
         {
             "Now": _now(),
             "Reward": _reward(),
@@ -54,16 +54,16 @@ def _now() -> list[Panel]:
         number("Step", NUMBER, none(), "Steps committed.",
                {"step": f"{rec.STEP}{{{JOB}}}"}),
         number("Time left", SECONDS, none(),
-               "Steps that are left, at the speed of the last 10 minutes.",
+               "Time for the remaining steps at the speed of the last 10 minutes.",
                {"left": f"{left} / (sum by (namespace, job) ({steps}) > 0)"}),
         number("Reward", NUMBER, none(), "Mean reward of the last batch.",
                {"reward": _trainer("reward")}),
         number("Goodput", SHARE, below(0.3, 0.6),
-               "Share of the device time that trained or generated what was trained on.",
+               "Share of device time that trained or generated what was trained on.",
                {"goodput": f"{rec.GOODPUT}{{{JOB}}}"}),
-        number("Engines", COUNT, below(1), "Engines that are there.",
+        number("Engines", COUNT, below(1), "Joined engines.",
                {"engines": promql.newest("sluice_rendezvous_engines")}),
-        number("Alerts", COUNT, above(1), "Alerts of this job that fire.",
+        number("Alerts", COUNT, above(1), "Firing alerts of this job.",
                {"alerts": firing}),
     ]
     # fmt: on
@@ -74,12 +74,12 @@ def _reward() -> list[Panel]:
     # fmt: off
     return [
         lines("Reward", NUMBER, none(),
-              "Mean of the batch's rewards, and their standard deviation.",
+              "Mean and standard deviation of the batch's rewards.",
               {"mean": _trainer("reward"), "standard deviation": _trainer("reward_std")}),
-        lines("Evaluation", NUMBER, none(), "Mean reward of the newest evaluation of each dataset.",
+        lines("Evaluation", NUMBER, none(), "Mean reward of the latest evaluation, by data set.",
               {"{{dataset}}": evaluation}),
         lines("Prompts with equal rewards", SHARE, above(0.8, 0.95),
-              "Prompts whose samples all have the same reward: they teach nothing.",
+              "Prompts whose samples all have the same reward, so that they give no signal.",
               {"equal": _trainer("equal_rewards_ratio")}, highest=1),
     ]
     # fmt: on
@@ -89,26 +89,26 @@ def _policy() -> list[Panel]:
     # fmt: off
     return [
         lines("KL divergence", NUMBER, above(0.1, 1),
-              "From the policy that began the batch (update), and from the reference model.",
+              "From the policy at the batch's start (update) and from the reference model.",
               {"update": _trainer("update_kl"), "reference": _trainer("reference_kl")}),
         lines("Entropy", NUMBER, below(0.001, 0.05),
               "Mean entropy of a token, in nats. Near 0 the policy no longer explores.",
               {"entropy": _trainer("entropy")}),
         lines("Log-prob difference", NUMBER, above(0.05, 0.1),
-              "Between trainer and engine, of a token. They should agree.",
+              "Mean difference per token between trainer and engine; they should agree.",
               {"mean": _trainer("logprob_difference")}),
-        lines("Loss", NUMBER, none(), "Loss of the step, its policy part, and the critic's.",
+        lines("Loss", NUMBER, none(), "Total loss, policy loss, and loss of the critic.",
               {"loss": _trainer("loss"),
                "policy": _trainer("policy_loss"),
                "value": _trainer("value_loss")}),
-        lines("Gradient norm", NUMBER, above(10, 100), "Before clipping.",
+        lines("Gradient norm", NUMBER, above(10, 100), "Norm before clipping.",
               {"norm": _trainer("gradient_norm")}),
         lines("Clipping", SHARE, above(0.2, 0.5), "Share of tokens whose ratio was clipped.",
               {"clipped": _trainer("clip_fraction")}),
-        lines("Learning rate", NUMBER, none(), "Of the policy.",
+        lines("Learning rate", NUMBER, none(), "Learning rate of the policy.",
               {"learning rate": _trainer("learning_rate")}, width=12),
         lines("Policy lag", NUMBER, above(2, 8),
-              "Mean age of the samples' oldest tokens, in weight versions.",
+              "Mean age of the oldest token of a sample, in weight versions.",
               {"lag": _trainer("policy_lag_versions")}, width=12),
     ]
     # fmt: on
@@ -118,14 +118,14 @@ def _samples() -> list[Panel]:
     samples = promql.rate("sluice_trainer_samples_total", "outcome")
     # fmt: off
     return [
-        lines("Response length", NUMBER, none(), "Tokens of the batch's responses.",
+        lines("Response length", NUMBER, none(), "Tokens per response in the batch.",
               {"mean": _trainer("response_tokens"), "longest": _trainer("response_tokens_max")}),
         lines("Truncated and failed", SHARE, above(0.2, 0.5),
-              "Responses that were cut off at their limit; samples that failed.",
+              "Responses cut off at their token limit, and failed samples.",
               {"truncated": _trainer("truncated_ratio"), "failed": _trainer("failed_ratio")},
               highest=1),
         lines("Samples", PER_SECOND, none(),
-              "Samples of trained batches by what became of them; failed ones are not trained on.",
+              "Samples of trained batches by outcome; failed samples are not trained on.",
               {"{{outcome}}": samples}),
     ]
     # fmt: on
@@ -142,30 +142,29 @@ def _time() -> list[Panel]:
     # fmt: off
     return [
         lines("Trainer", SHARE, none(),
-              "Where the trainer's time goes. Much waiting: more engines, or async mode.",
+              "Time of the trainer by phase. If it mostly waits, add engines or use async mode.",
               {"{{phase}}": phases}, width=6, stacked=True, highest=1),
         lines("Engines", SHARE, none(),
-              "Where the engines' time goes. Much tail, the last few responses of a batch: async "
-              "mode.",
+              "Time of the engines by phase. If the tail (the last few responses of a batch) is "
+              "large, use async mode.",
               {"{{phase}}": f"{engines} / on (namespace, job) group_left () ({of_all} > 0)"},
               width=6, stacked=True, highest=1),
         lines("Device time", SHARE, none(),
-              "Where it went, mean of 10 minutes. Trained and generated count as goodput.",
+              "Device time by category, mean over 10 minutes; trained and generated are goodput.",
               {"{{category}}": shares}, width=6, stacked=True, highest=1),
-        lines("Step time", SECONDS, none(), "Mean, waiting included.",
+        lines("Step time", SECONDS, none(), "Mean, including waiting.",
               {"step": mean}, width=6),
         lines("Trained tokens", PER_SECOND, none(),
-              "Tokens trained on in a second of the last step, those of prompts included.",
+              "Tokens per second trained on in the last step, including prompts.",
               {"tokens": _trainer("tokens_per_second")}, width=12),
-        lines("Use of the GPUs", SHARE, below(0.1, 0.3),
-              "Model FLOP/s in training as a share of the GPU's peak (MFU), where that is known.",
+        lines("GPU utilisation", SHARE, below(0.1, 0.3),
+              "Model FLOP/s in training as a share of the GPU's peak (MFU), if the peak is known.",
               {"MFU": _trainer("mfu_ratio")}, width=12, highest=1),
-        lines("Gain of the fastest split", NUMBER, none(),
-              "How many times as fast a step would be with the split of the GPUs beside this "
-              "panel.",
-              {"times as fast": f"{rec.SPEEDUP}{{{JOB}}}"}, width=12),
-        lines("The fastest split", COUNT, none(),
-              "GPUs of each role for the shortest step, by what they have done so far.",
+        lines("Speedup of the fastest split", NUMBER, none(),
+              "Speedup of a step with the split of GPUs shown in the next panel.",
+              {"speedup": f"{rec.SPEEDUP}{{{JOB}}}"}, width=12),
+        lines("Fastest split", COUNT, none(),
+              "GPUs per role for the shortest step, from measured time.",
               {"{{role}}": f"{rec.PLANNED}{{{JOB}}}"}, width=12),
     ]
     # fmt: on
@@ -181,22 +180,22 @@ def _generation() -> list[Panel]:
     judged = promql.rate("sluice_rollout_rewards_total", "outcome")
     # fmt: off
     return [
-        lines("Generated tokens", PER_SECOND, none(), "Tokens that each engine makes in a second.",
+        lines("Generated tokens", PER_SECOND, none(), "Tokens per second of each engine.",
               {"engine {{replica}}": tokens}),
         lines("Requests", COUNT, none(),
-              "Requests at each engine, and those that wait for a place (rollout.concurrency).",
+              "Requests at each engine, and requests that wait for a slot (rollout.concurrency).",
               {"at engine {{replica}}": requests, "waiting for engine {{replica}}": waiting}),
-        lines("Time of a group", SECONDS, none(),
-              "From its lease until it is submitted, rewards included.",
+        lines("Group time", SECONDS, none(),
+              "From lease to submission, including rewards.",
               promql.spread("sluice_rollout_group_seconds")),
         lines("Rewards", PER_SECOND, none(),
-              "Samples judged in a second, by outcome. All but ok have no reward.",
+              "Samples judged per second, by outcome; all but ok have no reward.",
               {"{{outcome}}": judged}),
-        lines("Time of a reward, and of a tool's call", SECONDS, above(10, 60),
-              "95th percentile, waiting included.",
+        lines("Time of rewards and tool calls", SECONDS, above(10, 60),
+              "95th percentile, including waiting.",
               {"reward": rewards, "{{tool}}": tools}),
         lines("Failed groups", PER_SECOND, above(0.1, 1),
-              "Groups that a worker gave back because of an error of their own.",
+              "Groups per second that a worker returned because they failed, by reason.",
               {"{{reason}}": failures}),
     ]
     # fmt: on
@@ -207,14 +206,14 @@ def _checkpoints() -> list[Panel]:
     # fmt: off
     return [
         lines("Steps since the last checkpoint", COUNT, none(),
-              "What a failure of the trainer would cost.",
+              "Steps that would be lost if the trainer failed.",
               {"steps": behind}),
-        lines("Time of a checkpoint", SECONDS, above(600, 1800),
-              "Mean of the last hour, from its beginning until it is durable.",
+        lines("Checkpoint time", SECONDS, above(600, 1800),
+              "From start until durable, mean over the last hour.",
               {"checkpoint":
                f"increase(sluice_trainer_checkpoint_seconds_sum{{{JOB}}}[1h]) / "
                f"(increase(sluice_trainer_checkpoint_seconds_count{{{JOB}}}[1h]) > 0)"}),
-        lines("Size of a checkpoint", BYTES, none(), "Of the last one.",
+        lines("Checkpoint size", BYTES, none(), "Size of the last checkpoint.",
               {"checkpoint": _trainer("checkpoint_bytes")}),
     ]
     # fmt: on

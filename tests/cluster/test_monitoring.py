@@ -24,9 +24,9 @@ from tests.prometheus import Labels, Prometheus, hastened
 EMPTY = {
     "fleet: Time to running: median": "no job of this test ever trains",
     "fleet: Time to running: 95th percentile": "no job of this test ever trains",
-    "fleet: Jobs: Gain of another split": "and none has GPUs",
-    "job: Gain of the fastest split: times as fast": "and none has GPUs",
-    "job: The fastest split: {{role}}": "and none has GPUs",
+    "fleet: Jobs: Speedup of best split": "and none has GPUs",
+    "job: Speedup of the fastest split: speedup": "and none has GPUs",
+    "job: Fastest split: {{role}}": "and none has GPUs",
 }
 QUERIES = [query for query in queries() if of_operator(query) and query.name not in EMPTY]
 WINDOWS = {"1d": "10m", "1h": "20s", "10m": "10s"}
