@@ -214,7 +214,8 @@ def test_a_layer_that_is_lost_later_is_missed_and_named() -> None:
     failed, missing = done.stderr.splitlines()
     assert "a program could not be confined: [Errno 28] unshare: No space left on device" in failed
     assert missing.startswith(
-        "code: the sandbox has no layer 'namespaces' on this machine ([Errno 28] unshare: No space left"
+        "code: the sandbox has no layer 'namespaces' on this machine ([Errno 28] unshare: No space "
+        "left"
     )
 
 
