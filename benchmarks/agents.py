@@ -54,8 +54,8 @@ from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.engines import WORDS, save_model
 from tests.unit.buffer.buffer_tools import make_job
 
+# Tokens of the first message, of a later one, of an answer.
 FIRST, LATER, ANSWER = 600, 20, 24
-"""Tokens of the first message, of a later one, of an answer."""
 SPECIAL, MOST = 8, 2000
 AT_ONCE = 256
 PARAMS = {"max_new_tokens": MOST, "temperature": 1.0, "ignore_eos": True}
@@ -152,6 +152,7 @@ class Bench:
 
 
 SHARED = AsyncOpenAI(api_key="of an episode")
+# Ways in which a program gets OpenAI's client.
 CLIENTS: dict[str, Callable[[Gateway], AsyncOpenAI]] = {
     "gateway.openai()": Gateway.openai,
     "AsyncOpenAI() for each episode": lambda gateway: AsyncOpenAI(
@@ -161,7 +162,6 @@ CLIENTS: dict[str, Callable[[Gateway], AsyncOpenAI]] = {
         base_url=gateway.base_url, api_key=gateway.api_key
     ),
 }
-"""How a program comes to OpenAI's client."""
 
 
 @dataclass

@@ -28,8 +28,8 @@ from sluice_trainer.megatron.model.layout import Packing, packing
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
+# Tokens that are computed in float32 too.
 SEEN = 2048
-"""Tokens that are computed in float32 too."""
 Way = Callable[[Tensor, Tensor, Tensor, Packing, float], Tensor]
 
 

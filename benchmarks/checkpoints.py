@@ -36,11 +36,11 @@ from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.memory import staging
 
+# Tokens that the sequences are made of: every shape has as many.
 VOCAB = 2048
-"""Tokens that the sequences are made of: every shape has as many."""
 WARM_UP = 3
+# Bytes of the plain write; drawing random ones takes longer than writing them.
 MOST_PLAIN = 2 << 30
-"""Bytes of the plain write; drawing random ones takes longer than writing them."""
 
 
 def make_policy(directory: Path, shape: str) -> MegatronPolicy:

@@ -32,14 +32,14 @@ from sluice_buffer.rules.staleness import earliest, stale, stragglers
 SAMPLES = 8
 TOKEN_SECONDS = 0.01
 Draw = Callable[[random.Random], float]
+# Tokens of a response. even: 400. tail: half below 150. long tail: half below 90, 1 % of 4,096.
 LENGTHS: dict[str, Draw] = {
     "even": lambda r: max(r.gauss(400, 40), 1),
     "tail": lambda r: r.lognormvariate(5.0, 0.9),
     "long tail": lambda r: 4096 if r.random() < 0.01 else r.lognormvariate(4.5, 0.9),
 }
-"""Tokens of a response. even: 400. tail: half below 150. long tail: half below 90, 1 % of 4,096."""
+# maxStaleness, and the batches that the engines have places for.
 SETTINGS = [(1, 2), (2, 2), (2, 3), (4, 3), (4, 5), (8, 5), (8, 9)]
-"""maxStaleness, and the batches that the engines have places for."""
 
 
 @dataclass

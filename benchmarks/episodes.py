@@ -65,8 +65,8 @@ from tests.unit.buffer.buffer_tools import make_job
 AGENTS = ROOT / "examples/agents"
 TOKEN = "token"
 SIDE_BY_SIDE, POD_SECONDS = 64, 300.0
+# When the episode of this context had its turn.
 STARTED: contextvars.ContextVar[float] = contextvars.ContextVar("STARTED", default=0.0)
-"""When the episode of this context had its turn."""
 
 
 class Constant(Client):

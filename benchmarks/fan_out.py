@@ -23,11 +23,11 @@ BUCKET_BYTES = WeightSync().bucket_mi_b << 20
 MODELS = {"Qwen3-4B, 8 GB": 8.0e9, "Qwen3-30B-A3B, 61 GB": 61.0e9}
 LINKS = {"NVLink, 360 GB/s": 360e9, "InfiniBand 400 Gb/s, 50 GB/s": 50e9}
 ENGINES = (1, 3, 8, 64, 1000)
+# Seconds of a piece besides its transfer: starting two operations, and one waiting for the other.
+# Measured with three engines, from what a bucket of 1 GiB takes in 4, 8 and 16 pieces.
 PIECE_SECONDS = 130e-6
-"""For one piece beside the moving: starting two operations, and one waiting for the other. Measured
-with three engines: what a bucket of 1 GiB takes in 4, 8 and 16 pieces."""
+# Buckets that the trainer keeps for engines that may miss them.
 _IN_HAND = 2
-"""Buckets that the trainer keeps for engines that may miss them."""
 
 
 def direct(engines: int, size: float, bandwidth: float) -> float:

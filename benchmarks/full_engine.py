@@ -26,8 +26,8 @@ from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port
 
 GPUS = torch.cuda.device_count()
+# Responses of a prompt.
 GROUP = 8
-"""Responses of a prompt."""
 PROMPT = 48 if GPUS else 8
 _EXAMPLE = Path(__file__).parents[1] / "examples" / ("throughput" if GPUS else "quickstart")
 _WORDS = range(3, 13)  # both examples' tokenizers have these

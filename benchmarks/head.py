@@ -31,8 +31,8 @@ from sluice_trainer.step.head import Head, score_tokens
 from sluice_trainer.step.logits import log_probs_and_entropies
 
 GPU = DEVICE.type == "cuda"
+# Tokens whose log-probs are compared with exact ones.
 CHECKED = 64
-"""Tokens whose log-probs are compared with exact ones."""
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

@@ -52,8 +52,8 @@ SPEC_10_PODS = SPEC | {
 }
 CONTAINERS = {"rollout": ("engine", "worker")}
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+# Writes of this process: the jobs, and what kubelets would write.
 OURS = (("rljobs", "", "POST"), ("pods", "status", "PATCH"))
-"""Writes of this process: the jobs, and what kubelets would write."""
 
 
 # -- what is imitated

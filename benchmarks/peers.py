@@ -65,10 +65,10 @@ from sluice_buffer.sources.prompts import prompts_of
 from sluice_client.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
+# Names of the other systems in --peers and the Makefile, and in the tables.
 PEERS = {"trl": TRL, "verl": VERL}
-"""Their names in --peers and the Makefile, and in the tables."""
+# The longest that one run may take.
 SECONDS = 7200.0
-"""The longest that one run may take."""
 
 
 @dataclass(frozen=True, slots=True)

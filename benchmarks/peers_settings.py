@@ -11,8 +11,8 @@ from typing import Any
 from sluice.api import RLJobSpec
 from sluice.api.groups.off_policy import OffPolicy
 
+# algorithm.aggregation -> GRPOConfig.loss_type.
 LOSS_TYPES = {"sequence_mean": "grpo", "token_mean": "dapo", "token_sum_norm": "dr_grpo"}
-"""algorithm.aggregation -> GRPOConfig.loss_type."""
 OWN = "the peer's alone"
 
 

@@ -13,23 +13,23 @@ from sluice.api import RLJobSpec
 from sluice.api.groups.engine_args import kebab
 from sluice.api.groups.off_policy import OffPolicy
 
+# algorithm.aggregation -> actor.loss_agg_mode.
 LOSS_AGGREGATIONS = {
     "sequence_mean": "seq-mean-token-mean",
     "token_mean": "token-mean",
     "token_sum": "seq-mean-token-sum",
     "token_sum_norm": "seq-mean-token-sum-norm",
 }
-"""algorithm.aggregation -> actor.loss_agg_mode."""
 NO_DUAL_CLIP = 1e9
+# A chat template that leaves a prompt unchanged: verl always applies one.
 PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""A chat template that leaves a prompt as it is: verl has none without one."""
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SGLANG = f"+{ROLLOUT}.engine_kwargs.sglang"
 CPU_TOKENS = 16384
 RATES = f"+{ACTOR}.optim.override_optimizer_config.rates"
 PROMPT_TOKENS, TEMPLATE = "data.max_prompt_length", "actor_rollout_ref.model.custom_chat_template"
+# Settings that depend on a run's rows.
 OF_A_RUN = (PROMPT_TOKENS, RATES, TEMPLATE)
-"""Settings that are of a run's rows."""
 
 
 def verl_settings(

@@ -11,10 +11,10 @@ from typing import Any
 SLUICE, TRL, VERL = "sluice", "TRL", "verl"
 WINDOW = 10
 WARM_UP = 3
+# Fewest steps of a run from which a time between two steps after the warm-up can be taken.
 FEWEST_STEPS = WARM_UP + 2
-"""Of a run, for a time from one step to the next behind the first ones."""
+# Degrees of freedom -> quantile of Student's t, 95 %, two-sided.
 T95 = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228}
-"""Degrees of freedom -> quantile of Student's t, 95 %, two-sided."""
 MOST_SEEDS = max(T95) // 2 + 1
 
 

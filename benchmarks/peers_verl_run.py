@@ -18,12 +18,12 @@ from sluice.api import RLJob
 from sluice_trainer.step.rates import learning_rate
 
 ROOT = Path(__file__).parents[1]
+# Of a step here, and in verl's own log.
 FIELDS = {
     "reward": "critic/rewards/mean",
     "entropy": "actor/entropy",
     "tokens": "response_length/mean",
 }
-"""Of a step here, and in verl's own log."""
 BETWEEN_LOOKS = 0.05
 _CROSS_ENTROPY = "flash_attn.ops.triton.cross_entropy"
 

@@ -41,8 +41,8 @@ from sluice.telemetry.report.drawing import png
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/reasoning"
+# Seconds before the end in which runs stop and files are kept.
 GRACE = 60.0
-"""Seconds before the end in which runs stop and files are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from sluice.telemetry import run_directory
 from sluice.telemetry.report.drawing import legend_above
 from sluice.telemetry.summary import evaluation_means
 
+# Files of a run directory that --out gets, under the run's name.
 KEPT = (run_directory.METRICS, run_directory.EVALUATION, run_directory.SUMMARY)
-"""Files of a run directory that --out gets, under the run's name."""
 EACH_ROW = 10
 WARM_UP = 3
 

@@ -48,13 +48,13 @@ from benchmarks.refill_plugin import COUNTS, FILE_VARIABLE, install, shared
 from benchmarks.waiting import LENGTHS, RULES, Draw, begun
 from sluice.engines.sglang.client import Client
 
+# Tokens of each of the first responses.
 WARM_UP_TOKENS = 128 if GPUS else 24
-"""Of each of the first responses."""
+# Tokens of a request, on average, that the engine has memory for.
 ROOM = 2048 if GPUS else 256
-"""Tokens of a request, on average, that the engine has memory for."""
 FILLING_SECONDS = 5.0
+# Seconds of a turn that pass before it counts.
 SETTLING_SECONDS = 0.5
-"""Of a turn, before it counts."""
 COLUMNS = (
     *("requests", "lengths", "rule", "tokens/s", "ms a token", "running"),
     *("prompts", "HTTP", "client"),
@@ -66,16 +66,16 @@ class Window:
     """Work of an engine in some seconds by one rule."""
 
     tokens_a_second: float
+    # From one token of a response to its next, on average.
     token_seconds: float
-    """From one token of a response to its next, on average."""
+    # Requests that a token was made of at once, on average.
     running: float
-    """Requests that a token was made of at once, on average."""
+    # Share of the passes that had prompts.
     prompts: float
-    """Share of the passes that had prompts."""
+    # Share of a core that the server's first process was at work.
     http: float
-    """Share of a core that the server's first process was at work."""
+    # Share of a core that this process was at work.
     client: float
-    """The same of this process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from typing import Any
 from benchmarks.waiting import RULES
 
 FILE_VARIABLE = "SLUICE_BENCHMARK_COUNTS"
+# Turn; its rule, as a place in RULES; tokens; passes that made one of each request; passes with
+# prompts.
 COUNTS = struct.Struct("<5q")
-"""Turn; its rule, as a place in RULES; tokens; passes that made one of each request; passes with
-prompts.
-"""
 DISTRIBUTION = {
     "METADATA": "Name: sluice-benchmark\nVersion: 1\n",
     "entry_points.txt": "[sglang.srt.plugins]\nrefill = benchmarks.refill_plugin:register\n",

@@ -38,8 +38,8 @@ class Case:
     name: str
     fields: dict[str, Any]
     sample: Callable[[int], RewardInput]
+    # Share of --samples that is judged: less than 1 for slow rewards.
     share: float = 1.0
-    """Of --samples, for what is slow."""
 
 
 def sample(response: str, label: Any) -> RewardInput:

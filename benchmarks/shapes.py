@@ -101,13 +101,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+# Layers and experts of a real model, with hardly any bytes in them: what is left is software.
 _NARROW = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": 2048,
 }
-"""Layers and experts of a real model, with hardly any bytes in them: what is left is software."""
 SHAPES["narrow-4b"] = SHAPES["qwen3-4b"] | _NARROW | {"hidden_size": 64, "intermediate_size": 256}
 SHAPES["narrow-30b-a3b"] = (
     SHAPES["qwen3-30b-a3b"]

@@ -37,10 +37,10 @@ class Step:
     size: int
     leased: list[pb.LeasedGroup] = field(default_factory=list)
     per_worker: Counter[str] = field(default_factory=Counter)
+    # All are leased.
     out: asyncio.Event = field(default_factory=asyncio.Event)
-    """All are leased."""
+    # It is committed.
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is committed."""
 
     def add(self, worker: str, groups: list[pb.LeasedGroup]) -> None:
         self.leased += groups

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# [tokens, h] float32, in host memory.
 Stages = dict[str, Tensor]
-"""[tokens, h] float32, in host memory."""
 WITHIN = {"norm": "input_layernorm", "attention": "self_attn", "mlp": "mlp"}
 _MEGATRON = {"self_attn": "self_attention"}
 
@@ -96,6 +96,7 @@ def off(stage: Tensor, exact: Tensor) -> float:
     return float((stage - exact).norm() / exact.norm())
 
 
+# Parts of a model of transformers that can each be computed in bf16 alone.
 KINDS: dict[str, Callable[[Any], list[nn.Module]]] = {
     "embedding": lambda model: [model.model.embed_tokens],
     "norms": lambda model: [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")],
@@ -105,7 +106,6 @@ KINDS: dict[str, Callable[[Any], list[nn.Module]]] = {
     "residual stream": lambda model: list(model.model.layers),
     "head": lambda model: [model.lm_head],
 }
-"""Parts of a model of transformers that can each be computed in bf16 alone."""
 
 
 @contextmanager

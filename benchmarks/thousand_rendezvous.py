@@ -30,8 +30,8 @@ from sluice.wire.v1 import rendezvous_pb2_grpc
 
 PATIENCE_SECONDS = 300.0
 CLIENTS = 2
+# Seconds, longer than the longest heartbeat interval: all members have heard of a change by then.
 SETTLE_SECONDS = 18.0
-"""Longer than the longest heartbeat interval: who was told another one has heard of it then."""
 OPERATOR_SECONDS = 10
 
 

@@ -45,8 +45,8 @@ COLUMNS = ("requests", "tokens", "load", "way", "responses/s", "HTTP, ms", "clie
 class Window:
     responses_a_second: float
     http: float
+    # Milliseconds of a core for a response, of the server's first process and of this one.
     client: float
-    """Milliseconds of a core for a response, of the server's first process and of this one."""
 
 
 @dataclass(frozen=True, slots=True)

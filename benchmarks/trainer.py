@@ -47,12 +47,12 @@ from sluice_trainer.megatron.fused_operations import separate_weight_gradients
 from sluice_trainer.model.huggingface_config import ModelShape, read_shape
 
 GPUS = torch.cuda.device_count()
+# Dense bf16 FLOP/s of an H100 SXM or H200, by the data sheet.
 PEAK = 989e12
-"""Dense bf16 FLOP/s of an H100 SXM or H200, by the data sheet."""
 PROMPT = 256
 AUTO = "auto"
+# File that rank 0 writes next to the model.
 RESULT = "result.json"
-"""What rank 0 writes, beside the model."""
 PEERS = {
     ("qwen3-0.6b", 1): "prime-rl 11,900",
     ("qwen3-4b", 8): "prime-rl 26,000 to 27,000",

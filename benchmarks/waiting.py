@@ -27,6 +27,8 @@ from sluice_sglang.prefill_batching import PrefillBatching
 SECONDS = 60.0
 SHARE = 0.1
 Draw = Callable[[random.Random], int]
+# A response's length. short: about 11 tokens. long-tailed: half below 40, 2 % of 2,048. Numbers: on
+# average.
 LENGTHS: dict[str, Draw] = {
     "short": lambda r: max(int(r.gauss(11, 4)), 1),
     "long-tailed": lambda r: (
@@ -35,8 +37,6 @@ LENGTHS: dict[str, Draw] = {
     "300": lambda r: int(r.expovariate(1 / 300)) + 1,
     "1000": lambda r: int(r.expovariate(1 / 1000)) + 1,
 }
-"""A response's length. short: about 11 tokens. long-tailed: half below 40, 2 % of 2,048. Numbers:
-on average."""
 
 
 @dataclass(frozen=True, slots=True)

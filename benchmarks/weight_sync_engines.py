@@ -29,8 +29,8 @@ CPU_ARGUMENTS = (
     "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
 )
 
+# An engine that compiles kernels for several GPUs takes minutes.
 READY_SECONDS = 600
-"""An engine that compiles kernels for several GPUs takes minutes."""
 
 
 @contextmanager

@@ -308,6 +308,7 @@ TOGETHER += [
     ),
     ({}, {"rollout": LONG, "buffer": {"memory": "400Mi"}}, "buffer.memory", "with this memory"),
 ]
+# (algorithm, other groups) that are accepted.
 SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"estimator": "cispo", "turnAdvantage": {"gamma": 0.9}}, {"rollout": SEATS}),
     ({}, {"rollout": {"batchSize": 64, **LONG}}),
@@ -423,7 +424,6 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
         },
     ),
 ]
-"""(algorithm, other groups) that are accepted."""
 
 TOGETHER += [
     (

@@ -10,13 +10,13 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+# Qwen2.5: a message is written alike whatever comes before and after it.
 PLAIN = """
 {%- if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""Qwen2.5's way: a message is written alike whatever comes before and after it."""
 
 MARKED = """
 {%- for message in messages %}
@@ -27,6 +27,7 @@ MARKED = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
+# Qwen3: the last answer gets a (perhaps empty) thought, earlier ones lose theirs.
 REWRITING = """
 {%- set ns = namespace(last=-1) %}
 {%- for message in messages %}
@@ -48,9 +49,9 @@ REWRITING = """
 {{- '<|im_start|>assistant\n' }}
 {%- if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
 {%- endif %}"""
-"""Qwen3's way: the last answer gets a (perhaps empty) thought, earlier ones lose theirs."""
 
 
+# Qwen3.5: the generation prompt, not the model, opens the thought.
 OPENING = """
 {%- for message in messages %}
 {%- set content, thought = message.content, message.reasoning_content | default('') %}
@@ -63,7 +64,6 @@ OPENING = """
 {{- content + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}"""
-"""Qwen3.5's way: the thought is opened by the generation prompt, not by the model."""
 
 
 def tokenizer(template: str | None = PLAIN, **options: Any) -> PreTrainedTokenizerFast:

@@ -24,8 +24,8 @@ from tests.helm import load
 
 CACHE = Path.home() / ".cache" / "sluice-prometheus"
 FETCH_SECONDS = 60
+# The longest that a fault may take to show, or its end.
 ALERT_SECONDS = 120.0
-"""The longest that a fault may take to show, or its end."""
 Labels = dict[str, str]
 
 

@@ -13,11 +13,11 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# An interpreter that has verifiers (`make agents`).
 VERIFIERS_PYTHON = Path(
     os.environ.get("SLUICE_VERIFIERS_PYTHON")
     or Path(sys.prefix).parent / ".venv-verifiers/bin/python"
 )
-"""An interpreter that has verifiers: `make agents`."""
 
 
 def missing(what: str) -> NoReturn:

@@ -38,12 +38,13 @@ MODES = (
     ("rollout.mode=sync", "rollout.replicas=2"),
 )
 START_SECONDS = 180.0
+# Seconds until a run that was told to stop has ended, if no process of it is frozen.
 LEAVE_SECONDS = 60.0
-"""For a run that was told to stop, in which nothing is frozen."""
+# Exit codes of `sluice run`, and Python's if its last lines could not be written.
 STOPPED = (Exit.STOPPED, -signal.SIGINT)
-"""Its exit codes: its own, and Python's where its last lines were written."""
+# Seconds until another step is committed after a fault, on a machine that is busy with other tests
+# too.
 RECOVERY_SECONDS = 200.0
-"""For another committed step after a fault, on a machine that is busy with other tests too."""
 ASK_SECONDS = 0.2
 
 

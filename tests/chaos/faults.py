@@ -10,14 +10,14 @@ from tests.chaos.network import PAIRS
 from tests.chaos.proxy import Harm
 
 KILL, STOP = "kill -9", "SIGSTOP"
+# The user ends `sluice run`, waiting for its pods or not, and starts it again.
 LEAVE, LEAVE_AT_ONCE = "Ctrl-C", "Ctrl-C twice"
-"""The user ends `sluice run`, waiting for its pods or not, and starts it again."""
 LASTING = (STOP, *Harm)
+# Processes that may be killed or stopped; `run` is `sluice run` itself.
 ROLES = ("engine", "worker", "buffer", "rendezvous", "trainer", "run")
-"""Processes that may be killed or stopped; `run` is `sluice run` itself."""
 LONGEST_SECONDS = 20.0
+# Share of the faults that do not wait for recovery: they hit the recovery itself.
 HASTY = 0.3
-"""How many of the faults do not wait for recovery: what is broken then is recovery itself."""
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,15 @@ from typing import Any
 
 from tests.chaos.proxy import Harm, Proxy
 
+# SLUICE_ROLE of a process that calls -> its name in a pair. An engine calls none of the services.
 CALLERS = {"rollout": "worker", "trainer": "trainer", "buffer": "buffer"}
-"""SLUICE_ROLE of a process that calls -> its name in a pair. An engine calls nobody of ours."""
+# Name in a pair -> SLUICE_ROLE of its pod, and the variable with its port.
 SERVERS = {
     "rendezvous": ("rendezvous", "SLUICE_PORT_GRPC"),
     "buffer": ("buffer", "SLUICE_PORT_GRPC"),
     "engine": ("rollout", "SLUICE_PORT_HTTP"),
 }
-"""Name in a pair -> SLUICE_ROLE of its pod, and the variable with its port."""
+# (caller, server) of each connection of a run (docs/contracts.md).
 PAIRS = (
     ("worker", "buffer"),
     ("worker", "rendezvous"),
@@ -37,7 +38,6 @@ PAIRS = (
     ("trainer", "engine"),
     ("buffer", "rendezvous"),
 )
-"""(caller, server) of each connection of a run (docs/contracts.md)."""
 LOOK_SECONDS = 0.2
 DEADLINE_SECONDS = 10.0
 

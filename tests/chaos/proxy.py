@@ -29,16 +29,16 @@ class Harm(StrEnum):
     """A fault of a network. Bytes that TCP would repeat are held; a stream that lost some is
     reset."""
 
+    # No byte passes in either direction until it heals, not even the end of a connection.
     PARTITION = "partition"
-    """Nothing passes in either direction, not even the end of a connection, until it heals."""
+    # Each piece of at most 64 KiB takes `SLOW_SECONDS` more, one after the other.
     SLOW = "slow link"
-    """Each piece of at most 64 KiB takes `SLOW_SECONDS` more, one after the other."""
+    # Requests arrive and answers are lost: connections that lost some are reset when it heals.
     LOST_ANSWERS = "lost answers"
-    """Requests arrive, answers do not, and never will: what lost some is reset when it heals."""
+    # Callers read the end of the stream, once; what they still send arrives, unanswered.
     HALF_CLOSE = "half-close"
-    """Callers read the end of the stream, once; what they still send arrives, unanswered."""
+    # New connections are reset as they open, and open ones at once.
     RESET = "reset"
-    """Connections are reset as they are opened, and those that are there, at once."""
 
 
 class Proxy:
@@ -52,8 +52,8 @@ class Proxy:
         self.target = target
         self.caller_of = caller_of
         self.harms: dict[str, Harm] = {}
+        # Bytes that reached the other side, by caller.
         self.passed: dict[str, int] = {}
-        """Bytes that reached the other side, by caller."""
         self._connections: set[_Connection] = set()
         self._servers: dict[int, asyncio.Server] = {}
         self._change = asyncio.Event()
@@ -130,8 +130,8 @@ class _Connection:
         self, proxy: Proxy, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.caller = caller
+        # Bytes of an answer are lost, so that the stream can no longer be parsed.
         self.torn = False
-        """Bytes of an answer are lost: the stream makes no sense any more."""
         task = asyncio.current_task()
         assert task is not None
         self.task = task

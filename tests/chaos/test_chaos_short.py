@@ -10,9 +10,8 @@ import pytest
 from tests.chaos.driver import inflict_all
 from tests.chaos.faults import draw
 
+# The same faults each time: new ones are for `make test-chaos`, not for every change.
 SEED = 696340
-"""The same faults each time: what new ones find is for `make test-chaos`, and not for whoever
-changes something."""
 FAULTS, STEPS, LONGEST_SECONDS = 9, 60, 5.0
 
 

@@ -24,10 +24,10 @@ from torch._dynamo.utils import counters
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+# Tokens of each step's longest sequence; the window is 512.
 LONGEST = (60, 130, 260, 400, 520, 700, 1100, 2000)
-"""Tokens of each step's longest sequence; the window is 512."""
+# Steps that may compile: the first one, and the one whose rows first hold several sequences.
 WARM_UP = 2
-"""Steps that may compile: the first one, and the one whose rows first hold several sequences."""
 GEMMA_270M: dict[str, Any] = {
     "vocab_size": 262144,
     "hidden_size": 640,

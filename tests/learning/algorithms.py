@@ -15,6 +15,8 @@ class Run(NamedTuple):
     overrides: tuple[str, ...] = ()
 
 
+# Name -> run. gspo and cispo take two optimizer steps a batch: with one, every ratio is 1. The
+# taskset of verifiers need not be installed here.
 RUNS: dict[str, Run] = {
     "grpo": Run("quickstart"),
     "ppo": Run(
@@ -67,5 +69,3 @@ RUNS: dict[str, Run] = {
     "sft": Run("sft"),
     "distillation": Run("distillation"),
 }
-"""Name -> run. gspo and cispo take two optimizer steps a batch: with one, every ratio is 1.
-The taskset of verifiers need not be installed here."""

@@ -19,13 +19,13 @@ from tests.learning.algorithms import RUNS
 
 SECONDS = 1500.0
 pytestmark = pytest.mark.timeout(SECONDS + 60)
+# Held-out exact match before the first step, at most; and after the last, at least: no digit may be
+# missing.
 AT_FIRST, LEARNED = 0.05, 0.9
 LESS = {"agent": 0.8, "code": 0.8, "search": 0.8, "verifiers": 0.8, "distillation": 0.8}
-"""Held-out exact match before the first step, at most; and after the last, at least: no digit may
-be missing."""
+# Runs whose first exact match may be above zero, because a guess can be right: one of two among
+# ten, one word among twenty-six, a walk that begins next to its end.
 GUESSED = {"code": 0.3, "search": 0.1, "verifiers": 0.1, "gym": 0.3}
-"""The first of them where a guess may be right: one of two among ten, one word among twenty-six, a
-walk that begins beside its end."""
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -7,8 +7,8 @@ import pytest
 from tests.node.jobs import Quickstart
 
 GROUPS_PER_STEP = 32
+# Generous: an engine needs 15 s on two idle cores, and minutes on busy ones.
 START_SECONDS, STOP_SECONDS = 300, 240
-"""Generous: an engine needs 15 s on two idle cores, and minutes on busy ones."""
 
 
 def check_sound(run: Quickstart, steps: int) -> None:

@@ -21,8 +21,8 @@ from tests.node.node import Node, running_node
 from tests.tools import ROOT, tool
 
 CHART = ROOT / "charts/sluice"
+# Prefix that a node puts before the name of an image that names no registry.
 LIBRARY = "docker.io/library/"
-"""Prefix that a node puts before the name of an image that names no registry."""
 RELEASE, OPERATOR_NAMESPACE = "sluice", "sluice-system"
 ROWS = pytest.StashKey[list[list[Any]]]()
 FAILED = pytest.StashKey[bool]()

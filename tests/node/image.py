@@ -33,9 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice-node"
 REPOSITORY = "sluice-test"
 EXTRAS = ("operator", "buffer", "rollout", "trainer", "local")
+# Installed with --no-deps (see the Makefile): what they need of their requirements is in the
+# extras.
 WITHOUT_REQUIREMENTS = ("sglang", "megatron-core")
-"""Installed with --no-deps (see the Makefile): what they need of their requirements is in the
-extras."""
 PACKAGES = (
     "sluice",
     "cli/sluice_cli",
@@ -47,11 +47,11 @@ PACKAGES = (
     "services/rollout/sluice_rollout",
     "services/trainer/sluice_trainer",
 )
+# Tests, headers, and compilers for GPUs: a gigabyte that is not needed on a CPU.
 LEFT_OUT = re.compile(
     r"(^|/)(torch/(test/|include/|bin/(?!torch_shm_manager))|triton/backends/nvidia/(bin|lib|include)/"
     r"|pyarrow/(include|tests)/|sympy/.*/tests/)"
 )
-"""Tests, headers, and compilers for GPUs: a gigabyte that nothing on a CPU opens."""
 SLUICE_SCRIPT = (
     "#!/usr/local/bin/python\nimport sys\n\nfrom sluice_cli.entry import main\n\nsys.exit(main())\n"
 )

@@ -25,8 +25,8 @@ from tests.tools import ROOT
 MANIFEST = ROOT / "examples/kubernetes/quickstart.yaml"
 QUICKSTART = ROOT / "examples/quickstart"
 NAME = "quickstart"
+# Name of the volume that waits for the claim that the operator makes.
 ANY = "any"
-"""Name of the volume that waits for the claim that the operator makes."""
 OWNED = (
     "pods,persistentvolumeclaims,secrets,configmaps,services,networkpolicies"
     ",poddisruptionbudgets,endpoints"

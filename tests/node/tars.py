@@ -10,8 +10,8 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+# Path in the image -> file of this machine.
 Files = dict[str, Path]
-"""Path in the image -> file of this machine."""
 
 
 def walk(entries: Iterable[Path]) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from tests.node.checks import START_SECONDS, check_sound
 from tests.node.jobs import NAME, Quickstart
 
 pytestmark = pytest.mark.timeout(2400)
+# Process to kill -> a word of its command line. The rollout's pod has a worker and an engine.
 PROGRAMS = {
     "buffer": "sluice_buffer",
     "rendezvous": "sluice_rendezvous",
@@ -18,7 +19,6 @@ PROGRAMS = {
     "rollout": "sluice_rollout",
     "engine": "/sluice/sglang/launch_server.py",
 }
-"""Process to kill -> a word of its command line. The rollout's pod has a worker and an engine."""
 
 
 def test_a_kill_of_every_role_loses_nothing(

@@ -19,13 +19,13 @@ from tests.prometheus import Labels, Prometheus
 
 pytestmark = pytest.mark.timeout(1200)
 ENABLED = ("--set", "metrics.podMonitor.enabled=true")
+# Role -> the container whose port `metrics` is scraped.
 CONTAINERS = {
     "buffer": "buffer",
     "rendezvous": "rendezvous",
     "rollout": "worker",
     "trainer": "trainer",
 }
-"""Role -> the container whose port `metrics` is scraped."""
 ENGINE = "/engine/metrics"
 
 

@@ -25,8 +25,8 @@ from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_samp
 T = TypeVar("T")
 BATCH, SAMPLES = 6, 2
 KILLS = 8
+# INTERNAL is the client library's code for a send into a connection that has just died.
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
-"""INTERNAL is what the client library makes of a send into a connection that has just died."""
 ANSWERED = (pb.SubmitResponse.OUTCOME_STORED, pb.SubmitResponse.OUTCOME_DUPLICATE)
 
 
@@ -37,8 +37,8 @@ class Load:
     server: Server
     random: random.Random
     deadline: float
+    # Group -> tokens of its first sample, as acknowledged.
     stored: dict[int, bytes] = field(default_factory=dict)
-    """Group -> tokens of its first sample, as acknowledged."""
     batches: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     trained: dict[int, list[bytes]] = field(default_factory=dict)
     committed: int = 0

@@ -24,8 +24,8 @@ FAILED: dict[str, Any] = {
     "reward": None,
     "error": "reward.py:score raised KeyError: 'answer'",
 }
+# The context of a call that is not refused.
 UNUSED: Any = None
-"""The context of a call that is not refused."""
 
 
 class Gate:

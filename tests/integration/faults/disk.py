@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+# Bytes that a disk writes as a whole.
 SECTOR = 512
-"""Bytes that a disk writes as a whole."""
 _ENTRY = struct.Struct("=IIIIQQ")
 
 

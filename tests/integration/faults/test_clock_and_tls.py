@@ -32,8 +32,8 @@ async def main():
 
 asyncio.run(main())
 """
+# Answer of a server without services once the certificates are agreed upon.
 REACHED = "Method not found"
-"""Answer of a server without services once the certificates are agreed upon."""
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tests.integration.run.laptop import PROGRAMS, Laptop, processes_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 LEASE = 4
+# Seconds: longer than a lease, and than the five heartbeats of silence after which the rendezvous
+# drops a member.
 FROZEN = 15.0
-"""Seconds: longer than a lease, and than the five heartbeats of silence after which the rendezvous
-drops a member."""
 STEPS_BETWEEN, BATCH = 2, 16
 
 

@@ -12,9 +12,8 @@ from tests.integration.run.laptop import Laptop, processes_of, send_signal
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 STEPS, BATCH = 40, 8
+# Seconds: well below the time after which the worker ends its engine, and below a phase's deadline.
 SOON = 10 * WeightSync().late_seconds
-"""Seconds: far below the time after which the worker ends its engine, and below a phase's deadline
-by more."""
 
 
 def test_an_engine_that_freezes_holds_up_no_update(laptop: Callable[..., Laptop]) -> None:

@@ -31,8 +31,8 @@ from tests.integration.faults.disk import Disk, entries
 from tests.integration.faults.native import library, recorded
 from tests.unit.buffer.buffer_tools import Server, make_job, shard_group
 
+# Moments at which one journal is cut.
 CUTS = 60
-"""Moments at which one journal is cut."""
 
 
 def seed() -> int:
@@ -123,8 +123,8 @@ class Acknowledged:
     end: int
     what: str
     step: int = 0
+    # submit: group -> tokens of its first sample.
     groups: dict[int, bytes] = field(default_factory=dict)
-    """submit: group -> tokens of its first sample."""
     batch: list[int] = field(default_factory=list)
 
 
@@ -134,8 +134,8 @@ class Written(Load):
 
     journal: Path = Path()
     acknowledged: list[Acknowledged] = field(default_factory=list)
+    # The trainer's changes of the step, from the moment before each was asked for.
     begun: list[Acknowledged] = field(default_factory=list)
-    """The trainer's changes of the step, from the moment before each was asked for."""
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         name = method.__name__

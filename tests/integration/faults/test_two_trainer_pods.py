@@ -13,8 +13,8 @@ import pytest
 from tests.integration.run.laptop import Laptop, processes_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+# Seconds without a step that count as a hang. The start of an attempt must fit in.
 PATIENCE = 90
-"""Seconds without a step that are a hang. The start of an attempt must fit in."""
 STEPS, BATCH = 14, 8
 
 

@@ -16,8 +16,8 @@ from sluice.samples.sample import Prompt, Sample
 from sluice_trainer.algorithms.objective import LossInputs
 
 HERE = Path(__file__).parent
+# Entropy that a sick loss leads to: the alert fires, and training can still recover from it.
 COLLAPSED = math.log(1e-5)
-"""Of the entropy that a sick loss leads to: the alert fires, and from there a way leads back."""
 _positions = runpy.run_path(str(HERE / "reward.py"))["positions"]
 
 

@@ -17,8 +17,8 @@ from tests.unit.buffer.buffer_tools import Client, Server, make_group
 
 JOB = {"namespace": "default", "job": "demo"}
 WINDOWS = {"2h": "4s"}
+# Tokens of a response: a batch takes some 4 % of the storage.
 RESPONSE = 2000
-"""Tokens of a response: a batch takes some 4 % of the storage."""
 
 
 @pytest.fixture

@@ -35,13 +35,14 @@ SETTINGS = (
     "algorithm.entropyCoef=0",
     "trainer.optimizer.lr=6e-3",
 )
+# Seconds for which the buffer must have had a whole batch.
 SETTLED = 4
-"""Seconds for which the buffer must have had a whole batch."""
 WHOLE_BATCH = (
     f"min_over_time(sluice_buffer_depth_groups[{SETTLED}s]) >= {BATCH} "
     f"and max_over_time(sluice_buffer_leases_groups[{SETTLED}s]) == 0"
 )
 WINDOWS = {"30m": "10s", "15m": "3s", "6h": "10m"}
+# Queries without an answer in this run, and why.
 EMPTY = {
     "engines: Joined and left: {{member_role}} left": "no stream of a member has ended",
     "engines: Agent requests: {{outcome}}": "no agent plays",
@@ -60,7 +61,6 @@ EMPTY = {
     "job: Failed groups: {{reason}}": "no group fails",
     "operator: Failed groups by reason: {{reason}}": "no group fails",
 }
-"""Queries without an answer in this run, and why."""
 QUERIES = [query for query in queries() if not of_operator(query) and query.name not in EMPTY]
 
 

@@ -183,13 +183,13 @@ time.sleep(100)
 """,
 }
 
+# Attacks that only some layers stop; a program that ends well has done it.
 REACH = {
     "reads a file of its user's": 'open("/etc/hostname").read()',
     "writes a file of its user's": 'open(VICTIM, "r+").close()',
     "writes to the temporary directory": 'open("/tmp/sluice-escaped", "w").close(); '
     'os.unlink("/tmp/sluice-escaped")',
 }
-"""Attacks that only some layers stop; a program that ends well has done it."""
 
 LEGITIMATE = """
 import asyncio, concurrent.futures, pathlib, shutil, tempfile

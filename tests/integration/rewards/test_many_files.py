@@ -15,8 +15,8 @@ from sluice.rewards.judging.judge import Judge
 from sluice.rewards.sandbox import ProgramRun, Sandbox
 from sluice.runtime import open_files
 
+# Descriptor that select takes.
 HIGHEST = 1023
-"""Descriptor that select takes."""
 
 
 @pytest.fixture(autouse=True)

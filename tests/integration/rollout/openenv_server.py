@@ -17,8 +17,8 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import Action, Observation, State
 
 STEPS = 3
+# Sessions that may be open at once; one more is refused.
 SESSIONS = 2
-"""So many at once; one more is refused."""
 
 
 class Word(Action):

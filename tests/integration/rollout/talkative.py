@@ -37,10 +37,10 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name in ("add", "lookup")
 ]
+# Words of the vocabulary that are special tokens.
 SPECIAL = 8
-"""Words of the vocabulary that are none of the model's own."""
+# Tokens of a turn: one without any call is seen once in half a million.
 TURN = 12
-"""Tokens of a turn: one without any call is seen once in half a million."""
 
 
 def word(i: int) -> str:
@@ -50,8 +50,8 @@ def word(i: int) -> str:
     return f"<tool_call>{json.dumps(call, separators=(',', ':'))}</tool_call>"
 
 
+# Ids of the words that are calls.
 CALLS = [SPECIAL + i for i in range(WORDS) if i % 3 != 2]
-"""Ids of the words that are calls."""
 
 
 def save_talkative(model: Path, directory: Path) -> Path:

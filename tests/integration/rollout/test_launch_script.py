@@ -24,6 +24,7 @@ from tests.integration.engines import Sglang, call, engine_environment, save_mod
 from tests.unit.operator.world import make_job
 
 T = TypeVar("T")
+# SGLang as it is started for GPUs. Our script forks its processes on CPUs.
 SPAWNING = f"""
 import psutil, runpy, sys
 
@@ -34,7 +35,6 @@ if __name__ == "__main__":
     print("prepared:", [child.pid for child in psutil.Process().children()], flush=True)
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 """
-"""SGLang as it is started for GPUs. Our script forks its processes on CPUs."""
 
 
 def test_graphs_are_asked_for_as_this_release_spells_it() -> None:

@@ -142,8 +142,8 @@ def entries(values: list[float | None], tokens: list[int]) -> dict[str, Any]:
     return {"meta_info": {"input_token_logprobs": [[value, token, None] for value, token in pairs]}}
 
 
+# From the first trained token to the last.
 TOKENS = [20, 21, 22, 30, 31, 23, 24]
-"""From the first trained token to the last."""
 SCORES: list[float | None] = [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
 BAD = [
     ({"text": "hello"}, "not an answer of SGLang's /generate"),

@@ -17,6 +17,7 @@ from sluice.telemetry import rollouts
 from tests.integration.run.laptop import ROOT, Laptop
 from tests.tools import VERIFIERS_PYTHON, missing
 
+# Two agents side by side in one episode, so that its conversation is a tree.
 TWICE = """
 import asyncio
 import sys
@@ -32,7 +33,6 @@ async def play(episode):
         answers = await asyncio.gather(*tries, return_exceptions=True)
     episode.metadata["said"] = next((said for said in answers if isinstance(said, str)), "")
 """
-"""Two agents side by side in one episode, so that its conversation is a tree."""
 
 IN_IMAGE = ROOT / "examples/agents/image/run.py"
 

@@ -13,10 +13,10 @@ from tests.integration.run.laptop import Laptop, processes_of, values
 pytestmark = pytest.mark.timeout(600)
 
 
+# The line of an engine's log that says that it goes to rest.
 REST = {"sglang": "POST /release_memory_occupation", "vllm": "POST /pause?mode=abort"}
-"""The line of an engine's log that says that it goes to rest."""
+# The argument that makes the engine write that line.
 WITH_REQUESTS = {"sglang": "{logLevelHttp: info}", "vllm": "{disableUvicornAccessLog: false}"}
-"""The argument that has it in there."""
 
 
 def rests(run: Laptop, engine: str, attempt: int) -> int:

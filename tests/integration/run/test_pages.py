@@ -82,8 +82,8 @@ COMMANDS = {
     for page in PAGES
 }
 RUN = {name: commands for name, commands in COMMANDS.items() if commands}
+# A prefix: these are run once, whatever pages have them, since all that they read is the same.
 SLOW = "sluice validate"
-"""A prefix: these are run once, whatever pages have them, since all that they read is the same."""
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.integration.trainer.test_estimators import run_on_ranks, same
 
 pytestmark = pytest.mark.usefixtures("process_group")
 TEMPERATURE = 0.9
+# Divergences of probabilities, as they are written.
 WRITTEN: dict[str, Any] = {
     "reverse_kl": lambda q, p, beta: (q * (q / p).log()).sum(-1),
     "forward_kl": lambda q, p, beta: (p * (p / q).log()).sum(-1),
@@ -32,9 +33,8 @@ WRITTEN: dict[str, Any] = {
         + (1 - beta) * (q * (q / (beta * p + (1 - beta) * q)).log()).sum(-1)
     ),
 }
-"""Divergences of probabilities, as they are written."""
+# A model of transformers.
 Plain = Any
-"""A model of transformers."""
 
 
 def checkpoint(source: Path, directory: Path, words: int = tiny.VOCAB) -> Path:

@@ -24,6 +24,7 @@ from sluice.api.schema.paths import (
 )
 from sluice.api.schema.reference import fields_of
 
+# A spec that sets every field that names a file, and is of no other use.
 EVERY_PATH: dict[str, Any] = {
     "model": {"path": "m1", "referencePath": "m2", "volume": {"hostPath": {"path": "/models"}}},
     "data": {
@@ -63,7 +64,6 @@ EVERY_PATH: dict[str, Any] = {
     },
     "debug": {"replay": "r1"},
 }
-"""A spec, of no use, that sets every field that names a file."""
 
 ALL = [
     ("spec.model.path", "model", "m1"),
@@ -97,11 +97,11 @@ ALL = [
     ("spec.debug.replay", "rollouts", "r1"),
 ]
 
+# Texts whose descriptions speak of files, although they name none.
 UNMARKED = {
     "spec.data.prompts[].name": "a name in metrics",
     "spec.evaluation.datasets[].name": "a name in metrics",
 }
-"""Texts whose descriptions speak of files, although they name none."""
 FILE_WORDS = re.compile(
     r"\b(path|file|files|directory|directories|checkpoint|tokenizer|function|\.py)\b", re.I
 )

@@ -16,8 +16,8 @@ from benchmarks.peers_verl_optimizer import AdamW
 from benchmarks.peers_verl_run import step_record, verl_row
 from sluice.api import RLJobSpec, load_job
 
+# Settings of verl 0.9.1's ppo_trainer, but for those of profilers, quantization and the like.
 NAMES = Path(__file__).with_name("verl_names.txt")
-"""Settings of verl 0.9.1's ppo_trainer, but for those of profilers, quantization and the like."""
 
 
 def spec_of(case: str, *overrides: str) -> RLJobSpec:

@@ -52,8 +52,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.leased: list[bpb.LeasedGroup] = []
         self.attempts: Counter[str] = Counter({"rollout-0": 1, "rollout-1": 1})
         self.trainer = 1
+        # Group -> the tokens of its first sample, as acknowledged.
         self.stored: dict[int, bytes] = {}
-        """Group -> the tokens of its first sample, as acknowledged."""
         self.batches: dict[int, list[bpb.Sequence]] = {}
         self.lag = 0
 

@@ -8,8 +8,8 @@ from sluice_buffer.state.storage import StorageFullError
 from tests.unit.buffer.buffer_tools import LocalBuffer
 
 MakeBuffer = Callable[..., LocalBuffer]
+# Response tokens of a sample: a batch of 4 groups of 2 takes some 3.2 MB.
 BIG = 40_000
-"""Response tokens of a sample: a batch of 4 groups of 2 takes some 3.2 MB."""
 
 
 def step(buffer: LocalBuffer, number: int) -> None:

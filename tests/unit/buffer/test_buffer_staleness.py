@@ -175,8 +175,8 @@ class Engine:
     name: str
     version: int = 0
     attempt: int = 1
+    # Leases, and the version of the oldest token of each.
     held: list[tuple[bpb.LeasedGroup, int]] = field(default_factory=list)
-    """Leases, and the version of the oldest token of each."""
 
 
 class Run:

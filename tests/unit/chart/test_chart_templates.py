@@ -22,8 +22,8 @@ from tests.tools import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
 ALL = sorted(file.stem for file in VALUES.glob("*.yaml"))
+# Templates of generated files, which other tests compare.
 LARGE = tuple(f"sluice/templates/{name}.yaml" for name in ("crd", "dashboards", "prometheusrule"))
-"""Templates of generated files, which tests of their own compare."""
 
 
 @pytest.mark.parametrize("values", ALL)

@@ -17,12 +17,12 @@ from tests.tools import ROOT
 START, END = "<!-- values -->\n", "<!-- end of values -->\n"
 
 UPGRADE = "helm upgrade sluice charts/sluice --namespace sluice-system --reset-then-reuse-values"
+# Last part of a path in the schema -> what the schema knows that the chart's own values do not say.
 MORE = {
     "": {"global", "enabled"},
     "resources": {"requests", "limits"},
     "workerResources": {"requests", "limits"},
 }
-"""Last part of a path in the schema -> what it knows besides the chart's own values."""
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from tests.pages import PAGES, name_of, shell_lines
 from tests.tools import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+# Where a command of a shell ends.
 SHELL = {"|", "||", "&&", ">", ";", "&"}
-"""Where a command of a shell ends."""
 SKELETON = """\
 apiVersion: sluice.dev/v1alpha1
 kind: RLJob

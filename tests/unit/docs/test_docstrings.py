@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 RELATIVE = re.compile(r"(What|Who|Whom|Whose|Whether)\b")
+# Names that say how a value came about.
 NAMELESS = {"found", "made", "given"}
-"""Names that say how a value came about."""
 FOLDERS = (
     "sluice",
     "cli",

@@ -17,6 +17,7 @@ import pytest
 from tests.pages import name_of
 from tests.tools import ROOT, missing
 
+# Links that lead to no page, and the words that must say so.
 BROKEN = {
     "[other](other.md)": "'other.md'",
     "[here](#nowhere)": "contains a link '#nowhere'",
@@ -24,7 +25,6 @@ BROKEN = {
     "[out](../examples/none)": "../examples/none",
     "![picture](images/none.png)": "'images/none.png'",
 }
-"""Links that lead nowhere, and the words that must say so."""
 
 
 @pytest.fixture(autouse=True)

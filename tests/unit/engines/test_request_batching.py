@@ -33,10 +33,10 @@ class Server:
         self.portions: list[list[str]] = []
         self.begun: list[str] = []
         self.paused = False
+        # `held` in a request's body waits for it.
         self.held = asyncio.Event()
-        """`held` in a request's body waits for it."""
+        # Held requests whose client has left.
         self.left: set[str] = set()
-        """Held requests whose client has left."""
         turns = plugin("http.control_priority").RequestQueue(lambda: self.paused)
         self.door = plugin("http.request_batching").RequestBatching(
             self.other, turns, self.generate

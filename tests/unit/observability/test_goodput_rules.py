@@ -22,6 +22,7 @@ COUNTERS = {
     "groups_trained": 60,
 }
 STEP = 45
+# Seconds a minute by role and state.
 APART = {
     "trainer/training": 12,
     "trainer/waiting": 18,
@@ -35,7 +36,6 @@ APART = {
     "rollout/starting": 4,
     "rollout/restarting": 5,
 }
-"""Seconds a minute by role and state."""
 COLOCATED = {key: value for key, value in APART.items() if key.startswith("trainer")}
 
 

@@ -23,8 +23,8 @@ from tests.prometheus import rule_groups
 from tests.tools import ROOT
 from tests.unit.buffer.buffer_tools import LocalBuffer, make_job
 
+# Prefixes of what engines export; tests/integration/monitoring asks real ones.
 ENGINES = ("sglang:", "vllm:")
-"""Prefixes of what engines export; tests/integration/monitoring asks real ones."""
 PLUGINS = {"sluice_sglang", "sluice_vllm"}
 PAGES = [
     ROOT / "docs" / name

@@ -16,8 +16,8 @@ from sluice_rollout import worker as worker_module
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.worker import Worker
 
+# Between the news and the cancellation; the last are later than all that the news starts.
 TURNS_OF_THE_LOOP = range(12)
-"""Between the news and the cancellation; the last are later than all that the news starts."""
 
 Loop = Callable[[Worker], Coroutine[Any, Any, None]]
 

@@ -8,6 +8,7 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.loop.clients import balance_tokens
 from sluice_trainer.model.flops import ModelFlops, model_flops, peak_tflops, utilisation
 
+# Qwen3-0.6B.
 DENSE = {
     "hidden_size": 1024,
     "num_hidden_layers": 28,
@@ -17,7 +18,6 @@ DENSE = {
     "intermediate_size": 3072,
     "vocab_size": 151936,
 }
-"""Qwen3-0.6B."""
 
 
 def test_a_dense_model_has_two_operations_for_each_weight() -> None:
