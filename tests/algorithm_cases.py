@@ -10,7 +10,7 @@ CRITIC = {"warmupSteps": 2}
 
 
 def manifest(algorithm: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
-    """A spec with this algorithm; groups stand in for those of the rest, None for none."""
+    """Return a spec with this algorithm. `groups` replaces other groups; None removes a group."""
     spec = {
         "model": {"path": "m"},
         "data": {"prompts": [{"path": "p"}]},

@@ -20,7 +20,7 @@ _OURS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
-    """One query of a panel. legend: as Grafana is told it."""
+    """A query of a panel, with Grafana's legend format."""
 
     board: str
     panel: str

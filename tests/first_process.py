@@ -1,4 +1,4 @@
-"""A process in a process namespace of its own, where it is the first one, as in a container."""
+"""A process that is the first one of its process namespace, as in a container."""
 
 from __future__ import annotations
 

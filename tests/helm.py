@@ -48,7 +48,7 @@ def find_object(documents: list[Object], kind: str, name: str = "") -> Object:
 
 
 def environment(documents: list[Object]) -> dict[str, str]:
-    """Of the operator's container; what only a running pod knows is left out."""
+    """Variables of the operator's container, without those that only a running pod knows."""
     (container,) = find_object(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
     return {
         variable["name"]: variable["value"] for variable in container["env"] if "value" in variable

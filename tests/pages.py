@@ -35,8 +35,8 @@ _MARK = re.compile(r"<!-- (not run|run by)(?: \(([^)]*)\))?:? (.*) -->")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """kind: `not run` or `run by`. prefixes: of the commands that it is about; none: of all. words:
-    the reason, or the test's path.
+    """kind: `not run` or `run by`. prefixes: of the commands that it is about; empty: of all.
+    words: the reason, or the test's path.
     """
 
     kind: str

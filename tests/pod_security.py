@@ -65,7 +65,7 @@ PROFILES = ("RuntimeDefault", "Localhost")
 
 
 def violations(pod: Object, level: Level) -> list[str]:
-    """Parts of the pod that the level forbids, one line each; none: it is admitted."""
+    """Parts of the pod that the level forbids, one line each; empty if it is admitted."""
     checks = BASELINE + (RESTRICTED if level == "restricted" else ())
     return [problem for check in checks for problem in check(pod)]
 

@@ -30,7 +30,7 @@ Labels = dict[str, str]
 
 
 def program(name: str) -> Path:
-    """`prometheus` or `promtool`. Skips where there is none and apt cannot fetch Debian's: no
+    """`prometheus` or `promtool`. Skips if there is none and apt cannot fetch Debian's: no
     registry of Python packages has it.
     """
     on_path = shutil.which(name)
@@ -147,7 +147,7 @@ class Prometheus:
             raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from error
 
     def query(self, expr: str) -> list[tuple[Labels, float]]:
-        """(labels, value) of each series now; NaN is left out, as a graph shows nothing of it."""
+        """(labels, value) of each series now; NaN is left out, because a graph does not show it."""
         result = self.get("query", query=expr)["result"]
         pairs = [(sample["metric"], float(sample["value"][1])) for sample in result]
         return [(labels, value) for labels, value in pairs if value == value]

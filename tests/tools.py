@@ -21,7 +21,7 @@ VERIFIERS_PYTHON = Path(
 
 
 def missing(what: str) -> NoReturn:
-    """Skip, and say what is missing; but fail where everything must be there
+    """Skip, and say what is missing; but fail if everything must be there
     (SLUICE_TESTS_MUST_RUN)."""
     if os.environ.get("SLUICE_TESTS_MUST_RUN"):
         pytest.fail(f"SLUICE_TESTS_MUST_RUN is set, but this {what}", pytrace=False)
@@ -38,7 +38,7 @@ def tool(name: str) -> Path:
 
 @cache
 def neighbour_tools() -> Path | None:
-    """Binaries of a Kubernetes release that a directory beside the checkout brings: its `kube
+    """Binaries of a Kubernetes release that a directory next to the checkout brings: its `kube
     install` unpacks them."""
     scripts = sorted(ROOT.parent.glob("*/kube/kube"))
     if not scripts:

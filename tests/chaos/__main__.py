@@ -18,7 +18,7 @@ from tests.integration.run.test_kill import seed
 
 
 def main() -> None:
-    """The runs' directory stays where a check fails; its path is printed first."""
+    """The runs' directory is kept if a check fails; its path is printed first."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run ends with us
     chosen, number = seed(), int(os.environ.get("FAULTS", "200"))
     directory = Path(tempfile.mkdtemp(prefix="sluice-chaos-"))

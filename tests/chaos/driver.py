@@ -55,7 +55,7 @@ class Ended(Exception):
 def inflict_all(
     faults: Sequence[Fault], example: Path, directory: Path, *, seed: int, steps: int = STEPS
 ) -> None:
-    """As many runs as the faults need, asynchronous and synchronous in turn."""
+    """Run as many jobs as the faults need, asynchronous and synchronous in turn."""
     left, number = list(faults), 0
     while left:
         name, mode = f"run{number}", MODES[(seed + number) % len(MODES)]
@@ -67,7 +67,7 @@ def inflict_all(
 def _one_run(
     faults: list[Fault], example: Path, directory: Path, steps: int, mode: tuple[str, ...]
 ) -> list[Fault]:
-    """Faults until there are none, or the run has done its steps; those that are left."""
+    """Inflict faults until the run has done its steps; return the faults that are left."""
     with Network(directory) as network:
         laptop = Laptop(
             example, directory, *SMALL, f"trainer.steps={steps}", *mode, *network.overrides()
@@ -101,7 +101,7 @@ class Victim:
         self._committed = 0
 
     def suffer(self, fault: Fault) -> None:
-        """One fault. Raises Ended where the run ends before it."""
+        """Inflict a fault. Raises Ended if the run ends before it."""
         self._sleep(fault.after)
         if not fault.hasty:
             self.until_step(0, RECOVERY_SECONDS)
@@ -111,7 +111,7 @@ class Victim:
             time.sleep(fault.seconds)
 
     def recover(self, why: str) -> None:
-        """Another step, and the books. Raises Ended where the run ends instead."""
+        """Wait for a step and check the group counts. Raises Ended if the run ends instead."""
         start = time.monotonic()
         stats = self.until_step(self._last_step() + 1, RECOVERY_SECONDS, why)
         print(f"    step {stats.step} after {time.monotonic() - start:.1f} s", flush=True)
@@ -126,7 +126,7 @@ class Victim:
         while True:
             stats = self._ask()
             if stats:
-                check_books(stats, why)
+                check_counts(stats, why)
                 self._committed = max(self._committed, stats.step)
                 if stats.step >= step:
                     return stats
@@ -171,7 +171,7 @@ class Victim:
             _signal([family[int(part * len(family))]], signal.SIGKILL)
 
     def _leave(self, fault: Fault) -> None:
-        """The user ends the run, and starts it again. Raises Ended where it was just over."""
+        """End the run as a user does, and start it again. Raises Ended if it was just over."""
         self.laptop.kill("run", signal.SIGINT)
         if fault.kind == LEAVE_AT_ONCE:
             time.sleep(fault.part)
@@ -246,8 +246,8 @@ async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
         return None
 
 
-def check_books(stats: buffer_pb2.BufferStats, why: str) -> None:
-    """No prompt is guilty of anything, so none may fail."""
+def check_counts(stats: buffer_pb2.BufferStats, why: str) -> None:
+    """Check that no group failed: no prompt is at fault."""
     counts = GroupCounts.from_counters(stats.counters, stats.failed)
     assert (counts.lost, counts.twice, counts.failed) == (0, 0, 0), (
         f"{why}, step {stats.step}: {list(counts.warnings())}"

@@ -2,7 +2,7 @@
 alone.
 
 All of 127.0.0.0/8 is this machine. Servers listen on 127.0.0.1; what their pods tell others, and
-where pods look for the rendezvous, is an address of ours with the same port, where a proxy listens.
+where pods look for the rendezvous, is another address with the same port, on which a proxy listens.
 Whose connection it is, the kernel knows.
 """
 
@@ -43,8 +43,8 @@ DEADLINE_SECONDS = 10.0
 
 
 class Network:
-    """The proxies of one run directory, in a thread of their own: a test's faults never wait for
-    its checks."""
+    """The proxies of one run directory, in another thread: a test's faults never wait for its
+    checks."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -133,13 +133,13 @@ class Network:
                 yield pid, environment
 
     def _caller(self, peer: tuple[str, int], port: int) -> str:
-        """The caller that opened the connection from `peer` to `port`; empty: nobody of the run."""
+        """Name of the caller that connected from `peer` to `port`, empty if it is foreign."""
         inode = _inode(peer, port)
         if inode not in self._owners:
             self._owners = {
-                inode: CALLERS.get(environment.get("SLUICE_ROLE", ""), "")
+                socket_inode: CALLERS.get(environment.get("SLUICE_ROLE", ""), "")
                 for pid, environment in self._processes()
-                for inode in _sockets(pid)
+                for socket_inode in _sockets(pid)
             }
         return self._owners.get(inode, "")
 
@@ -153,7 +153,7 @@ def _template(role: str, container: str, module: str, settings: str) -> dict[str
 
 
 def _environment(pid: int, run_dir: Path) -> dict[str, str]:
-    """Of a process of a pod of this run; of others nothing."""
+    """Environment of a process, if it belongs to a pod of this run; else empty."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
@@ -178,8 +178,10 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def _inode(peer: tuple[str, int], port: int) -> str:
-    """Of the socket at the other end: the table of TCP sockets has addresses in the machine's order
-    of bytes."""
+    """Inode of the socket at the other end, empty if there is none.
+
+    The table of TCP sockets has addresses in the machine's byte order.
+    """
     local = "".join(f"{int(part):02X}" for part in reversed(peer[0].split("."))) + f":{peer[1]:04X}"
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # gRPC's sockets are of both families
         for line in Path(table).read_text().splitlines()[1:]:

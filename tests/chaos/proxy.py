@@ -42,8 +42,10 @@ class Harm(StrEnum):
 
 
 class Proxy:
-    """One address. caller_of: (address and port of a connection's other end, our port) -> who it
-    is."""
+    """A proxy of one address.
+
+    caller_of: (address and port of a connection's other end, our port) -> the caller's name.
+    """
 
     def __init__(
         self, host: str, caller_of: Callable[[tuple[str, int], int], str], target: str = "127.0.0.1"
@@ -100,7 +102,7 @@ class Proxy:
         return [connection for connection in self._connections if connection.caller == caller]
 
     def _changed(self) -> None:
-        """Wake all who wait. Each wait has an event of its own."""
+        """Wake all waiting tasks, each of which has its event."""
         self._change.set()
         self._change = asyncio.Event()
 
@@ -124,7 +126,7 @@ class Proxy:
 
 
 class _Connection:
-    """One connection of a caller, and ours to the target."""
+    """A caller's connection, and the proxy's connection to the target."""
 
     def __init__(
         self, proxy: Proxy, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

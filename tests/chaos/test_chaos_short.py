@@ -1,4 +1,4 @@
-"""One fault of each kind over a real run: `make test-chaos` in small."""
+"""`make test-chaos` in small: one fault of each kind over a real run."""
 
 from __future__ import annotations
 

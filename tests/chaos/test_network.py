@@ -1,4 +1,4 @@
-"""Proxies stand before the ports of a run's pods, and know whose connection it is."""
+"""Proxies in front of the ports of a run's pods know whose connection it is."""
 
 from __future__ import annotations
 

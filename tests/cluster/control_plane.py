@@ -310,7 +310,7 @@ def _answers(url: str, certificates: Path | None) -> bool:
             return bool(answer.status == 200)
     except (
         OSError
-    ):  # not there yet: no certificate, nobody listens, not ready (an HTTPError is an OSError)
+    ):  # not there yet: no certificate, no listener, not ready (an HTTPError is an OSError)
         return False
 
 

@@ -1,6 +1,6 @@
 """The chart's ValidatingAdmissionPolicy lets the operator write what its jobs need, and no more.
 
-Where the API server has such policies (Kubernetes 1.30) the real one is asked. Elsewhere one that
+If the API server has such policies (Kubernetes 1.30) the real one is asked. If not, one that
 knows CEL in CRDs: there the policy's expressions become rules of a CRD, and its objects are the
 requests.
 """

@@ -80,7 +80,7 @@ async def test_an_operator_killed_in_a_restart_loses_no_attempt(
 
     await world.until(is_deleted)
     # The failed one, too: the API server marks a pod and then removes it, and leaves it marked
-    # where the caller dies in between. Its kubelet ends it then.
+    # if the caller dies in between. Its kubelet ends it then.
     await world.gone("demo-trainer-0-1-0", "demo-trainer-0-1-1")
     await world.until(lambda: _trainer_is(world, "demo-trainer-0-2-0", "demo-trainer-0-2-1"))
     assert (await world.status())["restarts"] == 1

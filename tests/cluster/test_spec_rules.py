@@ -1,7 +1,7 @@
 """The API server refuses what pydantic refuses, group by group: the CEL of a rule and its Python
 say the same.
 
-Those of the algorithm have a page of their own (test_algorithm_rules.py).
+Rules of the algorithm are in test_algorithm_rules.py.
 """
 
 from __future__ import annotations
@@ -399,7 +399,7 @@ def spec_of(groups: dict[str, Any]) -> dict[str, Any]:
 
 
 async def create(api: Api, groups: dict[str, Any]) -> None:
-    """Nothing stays behind."""
+    """Check that no object stays behind."""
     name = f"rules-{uuid.uuid4().hex[:8]}"
     metadata = {"name": name, "namespace": "default"}
     body = {
@@ -465,7 +465,7 @@ WELL_FORMED: list[dict[str, Any]] = [
 async def test_both_refuse_malformed_text_by_its_field(
     rules: Api, groups: dict[str, Any], field: str
 ) -> None:
-    """And by no other: a rule that reads the text has nothing to say of it."""
+    """No other rule refuses it: a rule that reads the text does not apply."""
     with pytest.raises(ValidationError) as python:
         RLJobSpec.model_validate(spec_of(groups))
     (problem,) = {at(error["loc"]) for error in python.value.errors()}
@@ -510,7 +510,7 @@ def models(base: type[Model]) -> list[type[Model]]:
 
 
 def without_values(message: str) -> str:
-    """Python's message without the numbers that it shows in brackets, where CEL has none."""
+    """Python's message without the numbers in brackets, which CEL does not show."""
     return re.sub(r"\([^()]*\d[^()]*\) (?=must|cannot)", "", message)
 
 

@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same shape with other weights."""
+    """A model of the same shape with other weights."""
     return save_model(tmp_path_factory.mktemp("other") / "model", seed=2)
 
 

@@ -1,7 +1,7 @@
 """A real SGLang server, the tiny model that it serves, and transformers as the judge of its
 numbers.
 
-It runs on the CPU; where there are GPUs, on the last one of them, and weights come to it over NCCL
+It runs on the CPU; if there are GPUs, on the last one of them, and weights come to it over NCCL
 from the first.
 """
 
@@ -53,8 +53,8 @@ def backend() -> str:
 
 
 def tolerance() -> float:
-    """Of log-probs against transformers in float32: the engine computes in float32 too, on GPUs in
-    bfloat16."""
+    """Tolerance of log-probs against transformers in float32: the engine computes in float32 too,
+    on GPUs in bfloat16."""
     return 0.1 if gpus() else 1e-4
 
 
@@ -64,7 +64,7 @@ if gpus():  # before NCCL reads them, as a job's processes on one machine have t
 
 
 def engine_environment() -> dict[str, str]:
-    """Of a process that stands for an engine."""
+    """Environment of a process that takes an engine's place."""
     if gpus():
         return {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpus() - 1)}
     return {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
@@ -157,7 +157,7 @@ def distance(actual: Iterable[float], expected: Iterable[float]) -> float:
 
 
 def call(url: str, body: Any = None, timeout: float = 60.0) -> tuple[int, Any]:
-    """(status, answer) of a GET, or of a POST where there is a body."""
+    """(status, answer) of a GET, or of a POST if there is a body."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
@@ -255,7 +255,7 @@ class Sglang:
         os.killpg(self.process.pid, number)
 
     def part(self, name: str) -> psutil.Process:
-        """One of its processes: scheduler, detokenizer."""
+        """Return one of the engine's processes: scheduler, detokenizer."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return next(child for child in children if f"sglang::{name}" in " ".join(child.cmdline()))
 

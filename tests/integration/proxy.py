@@ -24,7 +24,7 @@ from sluice.engines.sglang import request_batching
 
 @dataclass(frozen=True)
 class ProxiedRequest:
-    """One request. body: its JSON, or None; number: of requests for this path so far, from 1."""
+    """A request. body: its JSON, or None; number: of requests for this path so far, from 1."""
 
     path: str
     body: Any
@@ -90,7 +90,7 @@ class Proxy:
         await self._client.close()
 
     async def stop(self) -> None:
-        """As an engine that is gone: connections end, new ones are refused."""
+        """Stop like an engine that is gone: connections end, new ones are refused."""
         await self._runner.cleanup()
 
     def count(self, path: str) -> int:
@@ -133,7 +133,7 @@ class Proxy:
             return web.Response(body=body, status=answer.status, headers={"Content-Type": kind})
 
     async def _serve_many(self, request: web.Request, bodies: list[Any]) -> web.StreamResponse:
-        """Each has a fate of its own; where one's connection ends, all lose it."""
+        """Each request of a batch has its fate; if the connection of one ends, all lose it."""
         response = web.StreamResponse()
         await response.prepare(request)
 

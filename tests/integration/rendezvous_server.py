@@ -68,7 +68,7 @@ class Rendezvous:
     async def report(
         self, engine: pb.EngineMember, version: int, attempt: int = 1, error: str = ""
     ) -> bool:
-        """True where the engine is still in the update."""
+        """Report a phase of the update. Returns True if the engine is still in it."""
         engine_report = pb.EngineReport(
             engine=engine.member.name,
             attempt=engine.member.attempt,

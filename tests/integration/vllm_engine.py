@@ -28,7 +28,7 @@ _LAUNCH = Launch()
 
 
 class VllmServer:
-    """vLLM as a rollout pod starts it, with all its processes in a session of their own."""
+    """vLLM as a rollout pod starts it, with all its processes in one new session."""
 
     engine = Vllm()
 
@@ -95,7 +95,7 @@ class VllmServer:
         os.killpg(self.process.pid, number)
 
     def part(self, name: str) -> psutil.Process:
-        """One of its processes: EngineCore (the scheduler), Worker."""
+        """Return one of the engine's processes: EngineCore (the scheduler), Worker."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return next(child for child in children if f"VLLM::{name}" in " ".join(child.cmdline()))
 

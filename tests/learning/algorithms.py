@@ -1,4 +1,4 @@
-"""Runs of `make test-learning`: examples, and what is set beside their manifests."""
+"""Runs of `make test-learning`: examples, and the settings added to their manifests."""
 
 from __future__ import annotations
 

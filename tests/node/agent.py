@@ -1,7 +1,7 @@
 """An agent as it may be in an image: it needs Python alone, and asks for one completion. To its
 verifier it leaves the row that it has seen, and it would like a better reward.
 
-It fails where it sees anything of its job, or of an episode before it.
+It fails if it sees anything of its job, or of an episode before it.
 """
 
 import json

@@ -12,8 +12,8 @@ START_SECONDS, STOP_SECONDS = 300, 240
 
 
 def check_sound(run: Quickstart, steps: int) -> None:
-    """All is trained, nothing lost, nothing twice; what was trained again was the same; and the
-    model has learnt."""
+    """Check that all groups are trained once and none is lost, that steps trained again are the
+    same, and that the model has learnt."""
     status = run.status()
     assert (status["state"], status["step"], status["weightVersion"]) == ("Succeeded", steps, steps)
     run.until_drained()

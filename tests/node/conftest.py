@@ -1,4 +1,4 @@
-"""One node, one installed chart, and for each test a namespace with the quickstart's volume.
+"""A node, an installed chart, and for each test a namespace with the quickstart's volume.
 
 Everything runs in pods of one image, on this machine's cores: a test's waits are long because
 engines start slowly.
@@ -43,7 +43,7 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def image(node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The image of all roles, in the node; made only where these very sources are not there yet."""
+    """The image of all roles, in the node; made only if these very sources are not there yet."""
     return loaded(node, images.name(), images.write, tmp_path_factory)
 
 
@@ -98,7 +98,7 @@ class Prepared(Protocol):
 def prepared(
     node: Node, operator: None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Prepared]:
-    """Prepares an example in a namespace of its own. Where the test fails, tells what became of
+    """Prepares an example in a new namespace. If the test fails, prints what became of
     it.
     """
     runs: list[Quickstart] = []

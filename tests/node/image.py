@@ -62,7 +62,7 @@ def main(archive: Path) -> None:
 
 
 def name(*more: str) -> str:
-    """repository:tag of the image that would be written now. more: distributions besides."""
+    """repository:tag of the image that would be written now. more: additional distributions."""
     pins = [f"{distribution}=={metadata.version(distribution)}" for distribution in more]
     return f"{'-'.join([REPOSITORY, *more])}:{digest([_environment_key(), *pins, *_source_keys()])}"
 

@@ -1,4 +1,4 @@
-"""An example in a namespace of its own: its manifest, its volume, and what a user sees of it."""
+"""An example in a new namespace: its manifest, its volume, and what a user sees of it."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Quickstart:
         return list(self.node.get("-n", self.namespace, "pods", "-l", labels).get("items", []))
 
     def pod(self, role: str, index: int = 0) -> Object:
-        """The role's pod that runs. index: which one, where an attempt has several."""
+        """The role's pod that runs. index: which one, if an attempt has several."""
 
         def running() -> list[Object]:
             alive = [pod for pod in self.pods(role) if "deletionTimestamp" not in pod["metadata"]]
@@ -236,7 +236,7 @@ class Quickstart:
         )
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float) -> Any:
-        """Wait; for nothing of a job that has ended meanwhile."""
+        """Wait for a condition. Fails if the job has ended meanwhile."""
 
         def holds() -> Any:
             status = self.status()  # before the condition, which the end of the job may fulfil

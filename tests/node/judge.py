@@ -1,5 +1,5 @@
-"""A verifier as it may be in an image. It fails where it sees anything of its job or of an episode
-before it, or where the program was shown what is only for it.
+"""A verifier as it may be in an image. It fails if it sees anything of its job or of an episode
+before it, or if the program was shown what is only for it.
 """
 
 import json

@@ -1,5 +1,5 @@
 """A Kubernetes node on this machine: kubelet, containerd, real pods. It comes from a directory
-beside the checkout."""
+next to the checkout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Node:
     def kubectl(
         self, *words: str, text: str | None = None, check: bool = True, seconds: float = 60
     ) -> str:
-        """Its output. check: raise where it fails, with what it said."""
+        """Return the command's output. check: raise with that output if it fails."""
         return self.call(str(tool("kubectl")), *words, text=text, check=check, seconds=seconds)
 
     def call(
@@ -49,7 +49,7 @@ class Node:
         self.kubectl("apply", "-f", "-", text=json.dumps(items))
 
     def get(self, *words: str) -> Object:
-        """`kubectl get WORDS`; empty where it does not exist."""
+        """`kubectl get WORDS`; empty if it does not exist."""
         output = self.kubectl("get", *words, "-o", "json", "--ignore-not-found")
         return dict(json.loads(output)) if output.strip() else {}
 

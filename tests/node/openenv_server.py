@@ -1,7 +1,7 @@
 """A server of OpenEnv that pays for copying: the observation is a digit, the action an answer. Any
 digit is paid a quarter and the right one half, in each of two turns.
 
-It fails where it sees anything of the job, and at start-up prints whom it runs as.
+It fails if it sees anything of the job, and at start-up prints whom it runs as.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def _tools() -> Files:
 
 
 def _libraries(files: Files) -> Files:
-    """The system's libraries under these files, and the loader, which looks where the C library
-    is.
+    """The system's libraries under these files, and the loader, which searches the C
+    library's folder.
     """
     binaries = [path for target, path in files.items() if _is_binary(path, target)]
     lines = [line for part in _chunks(binaries, 200) for line in _ldd(part)]

@@ -1,4 +1,4 @@
-"""The agent in an image of its own (examples/agents/image) learns, each episode a pod.
+"""The agent in its image (examples/agents/image) learns, each episode in a pod.
 
     SLUICE_LEARNING_DIR=runs/node STEPS=100 make test-node ARGS='-k agent_image'
 

@@ -1,5 +1,5 @@
-"""A job that says nothing of checkpoints: the operator's claim holds them, and a kill of every role
-loses nothing."""
+"""A job without settings of checkpoints: the operator's claim holds them, and a kill of every role
+loses no group."""
 
 from __future__ import annotations
 

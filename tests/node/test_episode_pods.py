@@ -49,7 +49,7 @@ def samples(run: Quickstart) -> list[dict[str, Any]]:
 
 
 def test_episodes_are_pods(quickstart: Quickstart, image: str, record: Callable[..., None]) -> None:
-    """One hangs and costs its sample, one is lost and costs nothing."""
+    """A pod that hangs costs its sample; a pod that is lost does not."""
     files = [f"--from-file={file}" for file in (AGENT, JUDGE)]
     quickstart.kubectl("create", "configmap", "agent", *files)
     quickstart.start(

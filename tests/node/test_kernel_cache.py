@@ -21,7 +21,7 @@ CLAIM = "kernels"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Of this machine, root's, as a `hostPath` of DirectoryOrCreate is."""
+    """A directory of this machine that root owns, like a `hostPath` of DirectoryOrCreate."""
     path = tmp_path / CLAIM
     path.mkdir()
     path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A real server of OpenEnv beside an engine, on a real node: it pays for episodes, it is killed,
+"""A real server of OpenEnv next to an engine, on a real node: it pays for episodes, it is killed,
 and its image is missing.
 """
 

@@ -59,7 +59,7 @@ def test_the_quickstart_runs_restricted_and_so_does_the_sandbox_of_code(
 
 
 def enforces(run: Quickstart) -> bool:
-    """True where the API server refuses a privileged pod in the run's namespace."""
+    """True if the API server refuses a privileged pod in the run's namespace."""
     words = ("run", "probe", "--image=none", "--privileged", "--dry-run=server")
     return "PodSecurity" in run.kubectl(*words, check=False)
 

@@ -1,5 +1,5 @@
-"""The quickstart in real pods: it learns, survives what clusters do to pods, and leaves nothing
-behind."""
+"""The quickstart in real pods: it learns, survives what clusters do to pods, and leaves no
+object behind."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_job_that_is_deleted_while_its_engine_starts_leaves_before_its_grace_i
 
 
 def running(run: Quickstart, container: str) -> bool:
-    """True where this container of a rollout pod runs."""
+    """True if this container of a rollout pod runs."""
     statuses = [
         s for pod in run.pods("rollout") for s in pod["status"].get("containerStatuses", [])
     ]

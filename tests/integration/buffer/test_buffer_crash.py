@@ -1,8 +1,8 @@
-"""kill -9 at random moments under load: what was acknowledged is there, nothing is lost, nothing is
-trained twice.
+"""kill -9 at random moments under load: what was acknowledged is there, and no group is
+lost or trained twice.
 
 Workers and a trainer run against `python -m sluice_buffer`, which is killed again and again; they
-go on where they were, as the real ones do. Every acknowledgement is written down and held against
+go on where they were, as the real ones do. Every acknowledgement is recorded and compared with
 what the buffer says at the end.
 """
 

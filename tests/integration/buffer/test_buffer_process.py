@@ -211,8 +211,8 @@ async def test_a_full_disk_refuses_and_recovers(make_server: Make, small_disk: P
 async def test_a_disk_that_somebody_else_fills_meanwhile(
     make_server: Make, small_disk: Path
 ) -> None:
-    """The writes themselves fail, in the middle of a commit: nothing is lost, and it goes on when
-    there is room."""
+    """Writes fail in the middle of a commit: no group is lost, and the buffer goes on when there
+    is room."""
     server = make_server(rows=400, trainer__steps=100, buffer__storage__size="1Gi")
     async with Client(server.start()) as client:
         leased = (await client.lease(count=4)).groups

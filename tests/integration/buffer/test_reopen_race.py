@@ -60,7 +60,7 @@ def stored(directory: Path) -> Storage:
 
 
 def test_a_value_that_is_being_read_is_read_to_its_end(tmp_path: Path) -> None:
-    """As GetShard reads, in a thread of its own: who reopens waits for it."""
+    """Read as GetShard does, in another thread: a reopening waits for it."""
     storage = stored(tmp_path)
     begun, go_on, pieces = threading.Event(), threading.Event(), list[bytes]()
 

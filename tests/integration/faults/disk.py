@@ -22,7 +22,7 @@ _ENTRY = struct.Struct("=IIIIQQ")
 
 
 class Operation(IntEnum):
-    """As in preload/power.c."""
+    """Kinds of operations, numbered as in preload/power.c."""
 
     CREATE = 0
     WRITE = 1
@@ -38,7 +38,7 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One operation of a journal. end: position in the journal behind it."""
+    """An operation of a journal. end: position in the journal behind it."""
 
     operation: Operation
     path: str

@@ -17,7 +17,7 @@ SOURCES = Path(__file__).parent / "preload"
 
 @cache
 def library(name: str) -> Path:
-    """The compiled preload/`name`.c; skips where there is no C compiler (`missing`)."""
+    """The compiled preload/`name`.c; skips if there is no C compiler (`missing`)."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         missing("needs a C compiler (gcc) for LD_PRELOAD")

@@ -1,5 +1,5 @@
-"""A job's certificates and a machine whose clock is wrong: an hour is nothing, and days are called
-by their name."""
+"""A job's certificates and a machine whose clock is wrong: an hour does no harm, and
+the error for days names the clock."""
 
 from __future__ import annotations
 

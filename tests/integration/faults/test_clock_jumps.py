@@ -1,5 +1,5 @@
-"""The machine's clock jumps by an hour, forward and back, in the middle of a run: nobody takes it
-for an hour."""
+"""The machine's clock jumps by an hour, forward and back, in the middle of a run: no role takes
+it for an hour."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_a_run_does_not_notice_that_the_clock_jumps(
 def test_a_run_that_is_taken_up_an_hour_earlier_goes_on(
     laptop: Callable[..., Laptop], calendar: Path
 ) -> None:
-    """The clock is set back while `sluice run` is away: what is in its status lies in the future
-    then."""
+    """The clock is set back while `sluice run` is away: the times in its status are in the
+    future then."""
     run = laptop(
         f"trainer.steps={STEPS}", f"rollout.batchSize={BATCH}", "evaluation.everySteps=100"
     )

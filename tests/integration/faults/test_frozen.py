@@ -1,4 +1,4 @@
-"""SIGSTOP of each role for longer than its peers' patience, and SIGCONT: nothing is lost, nothing
+"""SIGSTOP of each role for longer than its peers' patience, and SIGCONT: no group is lost or
 trained twice."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One of two engines is frozen in a real run: the other one and the trainer go on."""
+"""A frozen engine of two in a real run: the other one and the trainer go on."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ CUTS = 60
 
 
 def seed() -> int:
-    """SLUICE_CRASH_SEED repeats a test; it is printed where one fails."""
+    """SLUICE_CRASH_SEED repeats a test; it is printed if a test fails."""
     chosen = int(os.environ.get("SLUICE_CRASH_SEED") or random.SystemRandom().randrange(1 << 30))
     print(f"SLUICE_CRASH_SEED={chosen}")
     return chosen
@@ -130,7 +130,7 @@ class Acknowledged:
 
 @dataclass
 class Written(Load):
-    """The load, with every acknowledgement written down. Nobody kills the buffer."""
+    """The load, with every acknowledgement recorded. The buffer is not killed."""
 
     journal: Path = Path()
     acknowledged: list[Acknowledged] = field(default_factory=list)

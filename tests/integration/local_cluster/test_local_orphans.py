@@ -14,7 +14,7 @@ from sluice_operator.plan import Deletion
 from sluice_operator.reconcile import run_job
 from tests.integration.local_cluster.local_jobs import alive, make_job, spawn_host, until
 
-# Leaves behind: a deaf child in a session of its own, a daemon (double fork), and a daemon that
+# Leaves behind: a deaf child in another session, a daemon (double fork), and a daemon that
 # starts a child later.
 BROOD = """
     import os, signal, subprocess, sys, time

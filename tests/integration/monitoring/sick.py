@@ -16,7 +16,8 @@ from sluice.samples.sample import Prompt, Sample
 from sluice_trainer.algorithms.objective import LossInputs
 
 HERE = Path(__file__).parent
-# Entropy that a sick loss leads to: the alert fires, and training can still recover from it.
+# Logarithm of the entropy that a sick loss leads to: the alert fires, and training can
+# still recover from it.
 COLLAPSED = math.log(1e-5)
 _positions = runpy.run_path(str(HERE / "reward.py"))["positions"]
 
@@ -26,7 +27,7 @@ def _is_sick(name: str) -> bool:
 
 
 def reward(sample: RewardInput) -> float:
-    """Sick: nothing is right any more."""
+    """The score of an answer. Sick: every answer gets 0."""
     return 0.0 if _is_sick("reward") else float(_positions(sample))
 
 

@@ -23,7 +23,7 @@ RESPONSE = 2000
 
 @pytest.fixture
 def port() -> int:
-    """Of the buffer's metrics."""
+    """Port of the buffer's metrics."""
     return free_port()
 
 

@@ -98,7 +98,7 @@ class Watched:
 
     @contextmanager
     def sick(self, function: str) -> Iterator[None]:
-        """One of sick.py."""
+        """Make a function of sick.py sick inside the `with` block."""
         file = self.task / function
         file.touch()
         try:
@@ -108,7 +108,7 @@ class Watched:
 
 
 def configuration(run: Path, rules: Path) -> dict[str, Any]:
-    """As docs/monitoring.md has it, with shorter times."""
+    """Prometheus as docs/monitoring.md configures it, with shorter times."""
     files = {"files": [str(run / "targets.json")], "refresh_interval": "1s"}
     return {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -146,7 +146,7 @@ def test_every_pod_is_scraped_under_its_labels(watched: Watched) -> None:
 
 
 def test_a_worker_that_is_paused(watched: Watched) -> None:
-    """Its engine counts as gone, since nobody can give it weights; it comes back."""
+    """The engine counts as gone, because the trainer cannot give it weights; it comes back."""
     watched.until_at_work("SluiceNoEngine")
     with watched.frozen("worker"):
         labels = watched.prometheus.until_firing("SluiceNoEngine")

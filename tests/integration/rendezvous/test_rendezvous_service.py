@@ -142,7 +142,7 @@ async def test_after_a_restart_members_come_back_by_themselves_with_what_they_ho
 
 
 async def restart(rendezvous: Rendezvous, member: Membership) -> None:
-    """Replace the service by one that knows nothing."""
+    """Replace the service by one without members."""
     await rendezvous.stop()
     await eventually(member, lambda: not member.connected.is_set())
     await rendezvous.start()

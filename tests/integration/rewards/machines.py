@@ -1,7 +1,7 @@
 """Machines that give a sandbox more or fewer layers: users, capabilities and calls as pods and
 older kernels have them.
 
-Nothing in the sandbox is told which layers to use. A launcher takes away what such a machine would
+The sandbox is not told which layers to use. A launcher takes away what such a machine would
 lack, then starts the script: it changes the user, empties the capability bounding set, and installs
 a filter under which calls fail.
 """
@@ -55,8 +55,8 @@ class Machine:
     denied: tuple[tuple[int, int], ...] = ()
 
     def command(self, *arguments: str) -> list[str]:
-        """The command that runs Python with `arguments` on this machine. Skips the test where we
-        cannot."""
+        """The command that runs Python with `arguments` on this machine. Skips the test if that
+        is not possible."""
         import json
 
         if os.geteuid() != 0 and self.user == 0:
@@ -96,8 +96,8 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def python() -> str:
-    """An interpreter of this version whose files every user may read. Skips the test where there is
-    none."""
+    """An interpreter of this version whose files every user may read. Skips the test if there
+    is none."""
     if os.geteuid() != 0:
         return sys.executable
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -50,7 +50,7 @@ def test_others_files_processes_and_objects_are_untouched(machine: str) -> None:
 
 @on_every_machine
 def test_threads_are_limited(machine: str) -> None:
-    """Exactly by the kernel where the program has a user of its own, by the watch elsewhere."""
+    """The kernel keeps the limit exactly if the program has another user; else the watch does."""
     status, _, error = outcome(machine)["bombs"]["threads"]
     own_user = "uid" in MACHINES[machine].layers
     expected = (
@@ -72,7 +72,7 @@ def test_threads_are_limited(machine: str) -> None:
     ],
 )
 def test_files_are_limited(machine: str, bomb: str, excess: list[str]) -> None:
-    """By the size of its own file system where the program has one, by the watch elsewhere."""
+    """The size of the program's file system limits it, if it has one; else the watch does."""
     status, _, error = outcome(machine)["bombs"][bomb]
     in_memory = "namespaces" in MACHINES[machine].layers
     expected = ("error", ["No space left on device"]) if in_memory else ("limit", excess)

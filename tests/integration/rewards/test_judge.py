@@ -205,7 +205,7 @@ async def test_an_answer_that_a_function_forges_ends_no_other_sample(
 async def test_whatever_ends_the_work_with_a_process_answers_its_samples(
     user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error of nobody's making: send fails in a way that no code expects."""
+    """Sending fails in a way that no code expects."""
 
     def fails(self: Process, jobs: object) -> None:
         raise ZeroDivisionError("of nobody's making")

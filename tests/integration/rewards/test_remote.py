@@ -127,7 +127,7 @@ async def test_an_answer_that_is_no_reward_fails_its_sample_at_once(
 
 
 def embeddings(body: Any) -> list[Any]:
-    """As SGLang's /classify answers."""
+    """Answer as SGLang's /classify does."""
     return [
         {"embedding": [float(len(text)), -1.0], "meta_info": {"id": "x"}} for text in body["text"]
     ]

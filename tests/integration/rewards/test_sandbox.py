@@ -1,5 +1,5 @@
-"""Programs that nobody has read: what they may do, what they may not, and that trying costs nobody
-anything."""
+"""Unread programs in the sandbox: what they may do, what they may not, and that trying does no
+harm."""
 
 from __future__ import annotations
 

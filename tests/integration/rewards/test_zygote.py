@@ -1,4 +1,4 @@
-"""The process behind the sandbox: no program ends it, and where something else does, the next
+"""The process behind the sandbox: no program ends it, and if something else does, the next
 program is judged."""
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def play(loaded: dict[str, Any]) -> None:
 
 
 def leave() -> None:
-    """Do nothing."""
+    """Return at once."""
 
 
 def fail() -> None:

@@ -168,7 +168,7 @@ class Pod:
         self.lines.extend(self.process.stderr)
 
     async def end(self, seconds: float, number: int = 0) -> int:
-        """Its exit code, after a signal if one is given; it must end in time."""
+        """Return the exit code, after a signal if one is given. The pod must end in time."""
         if number:
             self.process.send_signal(number)
         code = await asyncio.to_thread(self.process.wait, seconds)

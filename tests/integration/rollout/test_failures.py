@@ -194,7 +194,7 @@ async def test_when_an_engine_dies_only_those_that_it_was_working_for_are_blamed
 
 
 def words(directory: Path) -> dict[str, Any]:
-    """Four prompts, each of which begins with a word of its own."""
+    """Four prompts, each of which begins with another word."""
     rows = [json.dumps({"prompt": f"w{row:04d} w0001", "label": "w0001"}) for row in range(4)]
     (directory / "words.jsonl").write_text("\n".join(rows))
     return {"data__prompts": [{"path": str(directory / "words.jsonl")}], "data__shuffle": False}

@@ -42,7 +42,7 @@ def generator(engine: Client, model: Path, version: int = 0) -> Generator:
 
 
 async def test_prompts_that_wait_for_each_other_are_all_answered(sglang: Sglang) -> None:
-    """One comes at a time, beside many that generate."""
+    """Requests come one at a time, while many others generate."""
     sampling = {"ignore_eos": True, "temperature": 1.0}
     async with SglangClient(sglang.url) as client:
 

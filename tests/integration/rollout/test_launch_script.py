@@ -178,7 +178,7 @@ def test_prompts_wait_at_a_function_of_this_release(monkeypatch: pytest.MonkeyPa
 def test_a_server_that_starts_as_the_first_process_of_a_container_ends_when_it_is_told_to(
     tmp_path: Path,
 ) -> None:
-    """It has a process namespace of its own, as there: signals without a handler are ignored."""
+    """Run in another process namespace: there, signals without a handler are ignored."""
     model, port = save_model(tmp_path / "model", 0), free_port()
     words = [str(PATH / "launch_server.py"), "--model-path", str(model), "--port", str(port)]
     with started_first(words, engine_environment()) as (outer, first):

@@ -71,7 +71,7 @@ async def test_a_definition_is_the_servers(server: Mcp) -> None:
 
 
 async def test_a_tool_that_hangs(server: Mcp) -> None:
-    """Its process ends with the call."""
+    """Check that the server's process ends with the call."""
     short = Mcp(server.server, environment=server.environment, seconds=5.0)
     answer = await short.tool("hang").session()()
     assert answer == "error: no answer after 5 s"

@@ -158,7 +158,7 @@ def test_without_a_free_sandbox_the_sample_fails(
 
 
 async def test_the_loop_of_tools_plays_it(python: Python) -> None:
-    """Each episode has a session of its own; parallel ones share the sandboxes."""
+    """Episodes have separate sessions; parallel ones share the sandboxes."""
     tokenizer = chat.tokenizer()
 
     def ids(text: str) -> list[int]:

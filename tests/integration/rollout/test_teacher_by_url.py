@@ -168,7 +168,7 @@ async def test_an_answer_that_is_none_fails_the_sample(
 
 
 async def test_faults_that_may_pass_are_outlived(tokenizer: Any) -> None:
-    scores = [*SCORES[:3], None, *SCORES[4:]]  # what nobody trains on may have none
+    scores = [*SCORES[:3], None, *SCORES[4:]]  # untrained tokens may lack one
     async with serving(
         lambda _: entries([None, *scores], [13, *TOKENS]), 503, path="/generate"
     ) as server:

@@ -1,4 +1,4 @@
-"""A vLLM server of its own, which ends: when it is told to, and when it has lost a process."""
+"""The end of a vLLM server: when it is told to, and when it has lost a process."""
 
 from __future__ import annotations
 

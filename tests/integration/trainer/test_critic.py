@@ -188,7 +188,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
 def test_the_schedule_of_the_policy_starts_after_the_warm_up_and_ends_with_the_run(
     qwen3: Path, tmp_path: Path, save_at: int
 ) -> None:
-    """The same holds bit for bit if the run is resumed, in the warm-up or after it."""
+    """A run that is resumed, in the warm-up or after it, is the same bit for bit."""
     options: dict[str, Any] = {
         "model": str(qwen3),
         "algorithm": {**PPO, "critic": {"lr": 2e-3, "warmupSteps": 2}},

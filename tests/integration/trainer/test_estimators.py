@@ -251,7 +251,7 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen
 def test_the_same_tokens_are_selected_under_every_layout(
     models: dict[str, Path], name: str
 ) -> None:
-    """Of four ranks, two pairs have a share of the sequences and a model that is split."""
+    """Four ranks: two pairs have a share of the sequences each, and split the model."""
     job: dict[str, Any] = {"model": str(models["qwen3-tied"]), "algorithm": ALGORITHMS[name]}
     alone = estimate_steps.train(**job, trainer={"stepsPerBatch": 2})
     assert all(0.02 < step["train/cov_frac"] < 0.5 for step in alone["history"])

@@ -80,7 +80,7 @@ def test_rules_are_in_the_schema() -> None:
 
 
 def test_each_change_that_the_operator_refuses_the_api_server_refuses_first() -> None:
-    """One rule for each part of the spec that is not free; none of them reaches what is."""
+    """Each part of the spec that cannot change has a rule, and no rule covers a part that can."""
     rules = SCHEMA["x-kubernetes-validations"]
     frozen = {rule["fieldPath"].removeprefix(".spec.") for rule in rules}
     parts = {path.removeprefix(".spec.") for path, _ in nodes(SCHEMA) if path.startswith(".spec.")}

@@ -248,7 +248,7 @@ def patterns(node: Any) -> Iterator[str]:
 
 def test_every_pattern_of_a_field_has_words() -> None:
     schema = RLJob.model_json_schema()
-    del schema["$defs"]["Condition"]  # nobody writes a status by hand
+    del schema["$defs"]["Condition"]  # users do not write a status
     assert set(patterns(schema)) == set(problems.PATTERNS)
 
 

@@ -121,7 +121,7 @@ class Clock:
 
 @dataclass
 class LocalBuffer:
-    """A buffer in this process, with a clock that stands still, on a real database."""
+    """A buffer in this process on a real database, whose clock moves only if a test moves it."""
 
     job: RLJob
     directory: Path
@@ -229,7 +229,7 @@ class LocalBuffer:
 
 
 def assembled(chunks: Iterable[common.Chunk]) -> bytes:
-    """One message out of its pieces."""
+    """Put a message together from its pieces."""
     assembler = codec.Assembler()
     pieces = [assembler.add(chunk) for chunk in chunks]
     assert pieces[-1] is not None
@@ -255,8 +255,8 @@ class Server:
         self.address = "127.0.0.1:1"
 
     def start(self, seconds: float = 20.0) -> str:
-        """Start and wait until it serves; its address. The exit code and log are in the error where
-        it does not."""
+        """Start, wait until it serves and return its address. If it ends instead, the error has its
+        exit code and log."""
         job_file = self.directory / "job.json"
         job_file.write_text(
             self.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True)

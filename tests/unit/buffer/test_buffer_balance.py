@@ -65,7 +65,7 @@ def test_a_long_sequence_against_short_ones(n0: float, expected: list[int]) -> N
 
 
 def test_by_operations_a_long_sequence_outweighs_its_tokens() -> None:
-    """Of 800 tokens half are in one sequence: with attention it costs 800, the others 125 each."""
+    """Half of 800 tokens are in one sequence: with attention it costs 800, the others 125 each."""
     lengths = [400, 100, 100, 100, 100, 100, 100]
     by_tokens, by_flops = (balance(costs(lengths, n0), 2) for n0 in (0, 400))
     assert by_tokens.count(0) == 2

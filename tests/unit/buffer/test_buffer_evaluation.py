@@ -82,7 +82,7 @@ def test_results_have_metrics_and_examples_and_survive_a_restart(make_buffer: Ma
 
 
 def test_the_majority_votes_where_rewards_tell_of_answers(make_buffer: MakeBuffer) -> None:
-    """Each group: two right answers and one wrong one, of which nothing is lost by a restart."""
+    """Each group has two right answers and a wrong one, and a restart loses none of them."""
     buffer = make_buffer(evaluation={**EVERY_2, "samplesPerPrompt": 3, "passAtK": [1, 3]})
     for leased in buffer.lease(count=3):
         group = make_group(leased.prompt, samples=3)

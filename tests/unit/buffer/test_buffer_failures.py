@@ -1,4 +1,4 @@
-"""One bad group harms only itself; and what fails is told."""
+"""A bad group harms only itself, and failures are reported."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Leases, submits and returns on a real database, with a clock that stands still."""
+"""Leases, submits and returns on a real database, with a clock that tests move."""
 
 from collections.abc import Callable
 

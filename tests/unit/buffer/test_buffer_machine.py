@@ -156,7 +156,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, data=st.data())
     def crash_before_the_write(self, worker: str, data: st.DataObject) -> None:
-        """Some transitions run, nothing of them is written or answered, the process dies."""
+        """Some transitions run, and the process dies before they are written or answered."""
         before = view(self.buffer.core.memory)
         self.buffer.core.lease(self.buffer.call(worker, self.attempts[worker]), 3, self.version)
         if self.leased:

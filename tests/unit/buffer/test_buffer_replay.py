@@ -1,4 +1,4 @@
-"""Batches from dumped rollouts: the same samples in the same order, with nobody else at work."""
+"""Batches from dumped rollouts: the same samples in the same order, without workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's groups are shared by all workers that ask, and nobody waits for one that is gone."""
+"""All workers that ask share a step's groups, and they do not wait for one that is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`maxStaleness` holds for every sample, whatever order groups finish in, and blocks nothing."""
+"""`maxStaleness` holds for every sample, in whatever order groups finish, and never blocks."""
 
 import random
 import tempfile
@@ -291,7 +291,7 @@ class Run:
         self.core.expire()
 
     def check(self) -> None:
-        """All that is outstanding fits into the steps until it is due; nothing stale is trained."""
+        """Outstanding groups fit into the steps until they are due; no stale group is trained."""
         memory, policy = self.core.memory, self.core.policy
         assert self.buffer.counters["stale_groups"] == 0
         by_due: Counter[int] = Counter()

@@ -15,7 +15,7 @@ PATH = "metrics.prometheusRule"
 
 
 def installed(*settings: str) -> list[dict[str, Any]]:
-    """Rules of the PrometheusRule, with these values besides."""
+    """Rules of the PrometheusRule, with additional values."""
     chosen = [
         part for setting in (f"{PATH}.enabled=true", *settings) for part in ("--set", setting)
     ]

@@ -53,7 +53,7 @@ def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
 
 
 def test_a_server_that_does_not_know_selectable_fields_gets_none() -> None:
-    """Its API refuses unknown fields of a CRD, if it is asked to be strict as Helm does."""
+    """The API refuses unknown fields of a CRD if the request is strict, as Helm's is."""
     new, old = (
         find_object(objects("defaults", "--kube-version", version), "CustomResourceDefinition")[
             "spec"

@@ -69,7 +69,7 @@ def test_wrong_values_are_refused_with_their_name(settings: str, message: str) -
 
 
 def test_the_chart_may_be_part_of_another() -> None:
-    """Helm hands `global` to subcharts, and conditions of dependencies stand among their values."""
+    """Helm hands `global` to subcharts, and conditions of dependencies are among their values."""
     done = helm("template", "sluice", CHART, "--set", "global.storageClass=x,enabled=true")
     assert done.returncode == 0, done.stderr
 

@@ -1,6 +1,6 @@
 """The kind cluster of `make kind-up`, as far as a machine without docker can tell.
 
-Programs that write down how they are called stand in for docker, kind, kubectl and helm: the
+Programs that record how they are called replace docker, kind, kubectl and helm: the
 script's order, its images and its arguments are tested, not what those programs do. `make
 test-kind` does that, on a machine that has them.
 """
@@ -69,7 +69,7 @@ def wanted_images() -> set[str]:
 
 
 def test_the_configuration_is_one_that_kind_reads() -> None:
-    """Its v1alpha4, field by field."""
+    """Kind's v1alpha4, field by field."""
     config = load((KIND / "cluster.yaml").read_text())
     assert (config["kind"], config["apiVersion"]) == ("Cluster", "kind.x-k8s.io/v1alpha4")
     assert config.keys() <= {

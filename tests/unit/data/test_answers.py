@@ -149,8 +149,7 @@ def test_a_prompt_and_its_label() -> None:
 
 
 def test_the_boundary_of_an_answer_is_one_between_tokens() -> None:
-    """As when the model writes it: no token holds the end of the prompt and the begin of the
-    answer."""
+    """No token holds the end of the prompt and the begin of the answer, as when a model writes."""
     example = encoded({"messages": [user("hi"), assistant("\n\nyo")]})
     assert trained(example) == ["\n\nyo<|im_end|>"]
 
@@ -162,7 +161,7 @@ def test_the_boundary_of_an_answer_is_one_between_tokens() -> None:
 def test_a_row_that_is_cut(
     side: Literal["left", "right"], tokens: list[int], mask: list[int]
 ) -> None:
-    """The first token is never trained: nothing comes before it that could predict it."""
+    """The first token is never trained: no token before it could predict it."""
     row = Encoded([5, 6, 7, 8, 9], [0, 0, 1, 0, 1], "x")
     assert cut(row, 3, side) == Encoded(tokens, mask)
     assert cut(row, 5, side) == row

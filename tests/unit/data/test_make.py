@@ -1,4 +1,4 @@
-"""Rows of a user's code become a file once; position n of it never changes."""
+"""Rows that user code makes become a file once; position n of it never changes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.pages import PAGES, name_of, shell_lines
 from tests.tools import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-# Where a command of a shell ends.
+# Ends of a shell command.
 SHELL = {"|", "||", "&&", ">", ";", "&"}
 SKELETON = """\
 apiVersion: sluice.dev/v1alpha1
@@ -193,7 +193,7 @@ def test_every_script_and_module_that_a_block_runs_is_there(page: Path) -> None:
 
 
 def _is_module(name: str) -> bool:
-    """True where `python -m` has it. Nothing is imported: SGLang alone would take ten seconds."""
+    """True if `python -m` has it. No module is imported: SGLang alone would take ten seconds."""
     top, *rest = name.split(".")
     package = find_spec(top)
     if package is None or not rest:

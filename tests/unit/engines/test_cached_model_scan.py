@@ -60,7 +60,7 @@ def test_parameters_are_listed_once_in_an_update(model_scan: ModuleType) -> None
     assert others == [first] * 2
     model_scan.before_end()
     assert load_buckets(model_scan, updater_of(model), 2) == [first] * 2
-    assert model.walks == 3  # nobody says that an update is under way
+    assert model.walks == 3  # no update is announced
 
 
 def test_parameters_that_are_replaced_when_an_update_begins_are_those_that_are_loaded(

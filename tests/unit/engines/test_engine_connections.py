@@ -42,7 +42,7 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
 
 @asynccontextmanager
 async def closing(answers: list[bool]) -> AsyncIterator[str]:
-    """A server that answers a request where the list says so, else closes the connection that
+    """A server that answers a request if the list says so, else closes the connection that
     brought it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

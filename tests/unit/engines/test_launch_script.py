@@ -50,7 +50,7 @@ asyncio.run(main())
 def started(
     directory: Path, server: str, files: tuple[int, int] | None = None
 ) -> subprocess.Popen[str]:
-    """The launch script over a server of our own in SGLang's place. files: how many it may open,
+    """The launch script over a test's server in SGLang's place. files: how many it may open,
     and how many it may take.
     """
     package = directory / "sglang"
@@ -68,7 +68,7 @@ def started(
     ("code", "expected"), [(0, 1), (3, 3)], ids=["as if all were well", "with a code of its own"]
 )
 def test_a_server_that_ends_by_itself_has_failed(tmp_path: Path, code: int, expected: int) -> None:
-    """As the first process of a container SGLang cannot kill itself, and ends with 0 where its
+    """The first process of a container, SGLang cannot kill itself, and ends with 0 if its
     scheduler has died."""
     process = started(tmp_path, FAILS.format(code=code))
     assert process.wait(60) == expected
@@ -84,7 +84,7 @@ def test_a_server_that_was_told_to_end_has_not_failed(tmp_path: Path, server: st
 
 
 def test_a_server_may_open_as_many_files_as_its_hard_limit_lets_it(tmp_path: Path) -> None:
-    """SGLang asks for 65,535, and leaves it at that where it may not have so many."""
+    """SGLang asks for 65,535, and goes on with fewer if it may not have so many."""
     server = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     output, _ = started(tmp_path, server, files=(500, 900)).communicate(timeout=60)
     assert output == "900 900\n"
@@ -112,7 +112,7 @@ def test_a_vllm_server_may_open_as_many_files_too(tmp_path: Path) -> None:
 def test_no_process_of_a_server_imports_megatron(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGLang's dumper would, for seconds, where it is installed."""
+    """SGLang's dumper would, for seconds, if it is installed."""
     installed = tmp_path / "site/megatron"
     installed.mkdir(parents=True)
     (installed / "__init__.py").touch()

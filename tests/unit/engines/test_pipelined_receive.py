@@ -27,7 +27,7 @@ class Request:
 
 @dataclass(eq=False)
 class Communicator:
-    """As SGLang's: a request is sent once the one before it has its answers."""
+    """SGLang's communicator: it sends a request once the one before has its answers."""
 
     module: Any
     _fan_out: int = 1
@@ -62,7 +62,7 @@ class Communicator:
 
 
 class Manager:
-    """Of SGLang's HTTP process."""
+    """The part of SGLang's HTTP process that the plugin changes."""
 
     def __init__(self, module: Any, fan_out: int = 1) -> None:
         self.module = module

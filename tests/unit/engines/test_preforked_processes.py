@@ -211,7 +211,7 @@ def test_it_starts_anew_if_a_variable_that_was_read_has_changed(directory: Path,
 @pytest.mark.skipif(not MEMORY_MAY_BE_BOUND, reason="set_mempolicy is not permitted here")
 @pytest.mark.parametrize("memory", ["--membind=0", "--preferred=0"])
 def test_it_is_bound_as_numactl_would_bind_it(directory: Path, memory: str) -> None:
-    """In SGLang's words, which puts numactl before Python where there are several NUMA nodes."""
+    """In SGLang's words, which puts numactl before Python if there are several NUMA nodes."""
     processor = min(os.sched_getaffinity(0))
     [answer], words = answers(
         directory, executable=bound(directory, f"--physcpubind={processor} {memory}")

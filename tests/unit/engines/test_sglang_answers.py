@@ -37,7 +37,7 @@ def test_spans_of_an_answer_are_weight_versions() -> None:
     ("highest", "dtype"), [(127, np.uint8), (300, np.uint16)], ids=["in a byte", "in two"]
 )
 def test_experts_of_an_answer_are_a_row_a_token(highest: int, dtype: type) -> None:
-    """Of two tokens of a prompt and three of the answer, of which the last went nowhere."""
+    """Routes of two tokens of a prompt and three of the answer, without the last one."""
     ids = np.full((4, 6), 2, np.int32)
     ids[3, 5] = highest
     meta: dict[str, Any] = {"routed_experts": base64.b64encode(ids.tobytes()).decode()}

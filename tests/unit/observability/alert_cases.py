@@ -45,7 +45,7 @@ def engine(replica: str, seconds: int, slow: int | None = None) -> dict[str, str
 
 
 def of_operator(*, workers: str, leads: str) -> dict[str, str]:
-    """Of one replica: its workers, and whether it leads."""
+    """Series of one replica: its workers, and whether it leads."""
     controller = "controller_runtime_max_concurrent_reconciles"
     leader = "leader_election_master_status"
     return input_series(controller, workers, **_TARGET, controller="rljob") | input_series(

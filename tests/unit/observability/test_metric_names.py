@@ -45,7 +45,7 @@ class Books:
 
 
 def names(registry: CollectorRegistry) -> set[str]:
-    """Names of all series of a registry, also of those that have none yet."""
+    """Names of all series of a registry, including metrics that have no series yet."""
     families = re.findall(r"^# TYPE (\S+) (\S+)$", generate_latest(registry).decode(), re.MULTILINE)
     parts = {"histogram": ("_bucket", "_sum", "_count")}
     return {name + part for name, kind in families for part in parts.get(kind, ("",))}
@@ -53,7 +53,7 @@ def names(registry: CollectorRegistry) -> set[str]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """By all roles: the real registries, the trainer's after a step that has everything."""
+    """Metrics of all roles: the real registries, the trainer's after a step that has all."""
     assert all((judge.REWARDS, rollout.REQUESTS)), "their metrics are in the common registry"
     directory = tmp_path_factory.mktemp("buffer")
     buffer = LocalBuffer(make_job(directory), directory / "storage")
@@ -89,7 +89,7 @@ def test_a_rule_names_what_is_exported_or_recorded(exported: set[str]) -> None:
 
 
 def test_every_recorded_series_is_used() -> None:
-    """By a panel, an alert or another rule."""
+    """Metrics that a panel, an alert or another rule reads."""
     used = set().union(*map(metrics, [*EXPRESSIONS.values(), *RULES_BY_NAME.values()]))
     recorded = {name for name in RULES_BY_NAME if name.startswith("namespace_job")}
     assert recorded - used == set()

@@ -23,7 +23,7 @@ PANELS = [
 
 
 def courses(panel: dict[str, Any]) -> list[picture.Series]:
-    """As many curves as a panel has queries, and more of them than fit beside each other."""
+    """Draw as many curves as a panel has queries, and more of them than fit next to each other."""
     moments = [-7 + i / 10 for i in range(70)]
     names = [target["legendFormat"] or "name" for target in panel["targets"]] * 3
     return [(name, moments, [math.sin(at) for at in moments]) for name in names]

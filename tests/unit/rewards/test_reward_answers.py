@@ -142,7 +142,7 @@ def test_deepscaler_wants_an_end_of_thinking(response: str, expected: int) -> No
         ("34", "34", False),
         ("Answer: 34" + " x" * 200, "34", False),  # further back than 300 characters
         ("Answer:", "34", False),
-        (r"so \boxed{34}", "34", True),  # where no answer is announced (verl)
+        (r"so \boxed{34}", "34", True),  # no answer is announced (verl)
         (r"Answer: 33, that is \boxed{34}", "34", False),
         (r"\boxed{34}" + " x" * 200, "34", False),
         ("Answer: 34<|eot_id|>", "34", True),

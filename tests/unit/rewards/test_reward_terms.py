@@ -79,7 +79,7 @@ def test_repetitions_are_those_of_a_loop(tokens: list[int], ngram: int) -> None:
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 @pytest.mark.parametrize("length", [0, 1, 50, 99, 100])
 def test_the_cosine_is_open_r1s(length: int, right: bool) -> None:
-    """Its `get_cosine_scaled_reward`: 1 to 0 for right responses, -1 to 0 for wrong ones."""
+    """open-r1's `get_cosine_scaled_reward`: 1 to 0 for right responses, -1 to 0 for wrong ones."""
     if right:
         least, most = 0.0, 1.0
     else:

@@ -132,7 +132,7 @@ def test_denied_and_absent_calls(machine: str) -> None:
 
 @on_both
 def test_other_programs_may_be_started_where_that_is_asked_for(machine: str) -> None:
-    """And nothing else: no network, no namespaces, no signals."""
+    """No other calls are allowed in addition: no network, no namespaces, no signals."""
     column = list(ARCHITECTURES).index(machine)
     for name, numbers in DENIED.items():
         if (number := numbers[column]) is not None:

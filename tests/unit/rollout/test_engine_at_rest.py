@@ -17,7 +17,7 @@ POLICY = EngineHealthPolicy(period_seconds=0.01)
 
 
 class Engine:
-    """Lives, and generates nothing."""
+    """An engine that is alive and does not generate."""
 
     url = "http://engine"
 

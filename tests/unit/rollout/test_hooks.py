@@ -193,7 +193,7 @@ async def test_a_sample_that_has_its_reward_is_not_judged() -> None:
 async def test_a_sample_that_the_buffer_would_refuse_fails_alone(
     embedding: int | None, reward: float, error: str
 ) -> None:
-    """Its reward is doubled by a hook, which nobody had looked at."""
+    """A hook doubles the reward, and no other code has looked at it before."""
 
     async def doubles(prompt: Prompt, sample: Sample) -> None:
         if sample.index == 1:

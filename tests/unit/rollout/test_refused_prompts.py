@@ -20,7 +20,7 @@ SPEC = {
 
 
 class Refuses:
-    """An encoder that takes nothing."""
+    """An encoder that refuses every prompt."""
 
     latest = None
 

@@ -13,7 +13,7 @@ from sluice_rollout.scoring import seat_rewards
 
 
 def sample(seats: tuple[str, ...], of_turns: dict[str, float] | None = None) -> Sample:
-    """One token a seat, in this order."""
+    """Return a sample with a token of each seat, in this order."""
     scored = Sample(0, status=SampleStatus.COMPLETED, response="0")
     scored.branches = [TokenSequence() for _ in seats[1:]]
     records = []

@@ -148,7 +148,7 @@ async def test_time_counts_only_while_no_branch_is_at_the_engine() -> None:
 
 @whole_group
 async def tree(episodes: list[Episode]) -> None:
-    """One common first turn; the others begin from it; the last is judged against the first."""
+    """Play a common first turn; the others begin from it; the last is judged against the first."""
     await episodes[0].generate()
     for episode in episodes[1:]:
         episode.adopt(episodes[0])

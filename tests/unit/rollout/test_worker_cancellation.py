@@ -42,7 +42,7 @@ async def check_that_it_ends(running: asyncio.Task[None], turns: int) -> None:
         await asyncio.sleep(0)
     running.cancel()
     done, _ = await asyncio.wait([running], timeout=5)
-    running.cancel()  # where the first one was swallowed
+    running.cancel()  # if the first one was swallowed
     assert done, "it went on after its cancellation"
     assert running.cancelled()
 
@@ -81,7 +81,7 @@ async def test_heartbeats_end_when_one_is_asked_for_with_their_cancellation(turn
 
 
 class Hangs:
-    """An engine that answers nothing. `abort` would wait for it."""
+    """An engine that never answers. `abort` would wait for it."""
 
     url = "http://engine"
 

@@ -282,7 +282,7 @@ def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) 
 
 
 def test_given_answers_are_no_reason_to_explore() -> None:
-    """In supervised fine-tuning the entropy falls, and nothing is judged or sampled."""
+    """In supervised fine-tuning the entropy falls, and no sample is generated or judged."""
     course = [
         {"step": i, "train/loss": 2.0 / i, "train/entropy_loss": 2.0 / i**2, "train/grad_norm": 0.4}
         for i in range(1, 60)

@@ -154,7 +154,7 @@ def test_an_asynchronous_job_keeps_its_staleness() -> None:
 
 
 def test_older_samples_are_not_taken_for_little() -> None:
-    """Generation is next to nothing: overlapped it would save 1 %."""
+    """Generation is very short: overlapped it would save 1 %."""
     states = STATES | {"rollout/generating": 2.0}
     advice = advise(states, 10, spec(rollout={"replicas": 1}))
     assert advice is not None

@@ -104,7 +104,7 @@ def step_record(step: int, time: float, attempt: int = 1, **phases: float) -> di
 
 
 def test_the_trainers_row_of_the_timeline_is_complete(tmp_path: Path) -> None:
-    """One sample a second sees neither its short phases nor its first and its last."""
+    """With one sample a second, short phases and the first and last second are not seen."""
     for record in (
         seconds("start", 110.0, starting=9.5, publishing=0.5),
         seconds("end", 113.0, saving=0.75, exporting=0.25),

@@ -80,7 +80,7 @@ class World:
         return Totals({}, {})
 
     def __getattr__(self, name: str) -> Any:
-        """Accept all other calls, which take no time and return nothing."""
+        """Accept all other calls, which take no time and return None."""
         return lambda *_, **__: {} if name == "counters" else []
 
     # policy

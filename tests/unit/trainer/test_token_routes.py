@@ -12,7 +12,7 @@ from sluice_trainer.megatron.model.token_routes import combine, routes, spread
 
 @st.composite
 def choices(draw: st.DrawFn) -> tuple[Tensor, int]:
-    """Draw the columns that tokens choose, perhaps none for some, and a bound per token."""
+    """Draw the columns that tokens choose, zero or more for each, and a bound per token."""
     columns = draw(st.integers(1, 5))
     rows = draw(st.lists(st.sets(st.integers(0, columns - 1)), max_size=7))
     chosen = torch.zeros(len(rows), columns, dtype=torch.bool)

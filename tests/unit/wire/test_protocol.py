@@ -116,7 +116,7 @@ async def test_who_does_not_have_the_token_learns_nothing_of_protocols() -> None
 
 
 class OlderRendezvous(rendezvous_pb2_grpc.RendezvousServicer):
-    """It looks at no number, and tells none: neither its own nor those of its members."""
+    """A rendezvous of an older release, which neither checks nor reports protocol numbers."""
 
     async def Join(self, requests: Any, context: Any) -> AsyncIterator[pb.ServerMessage]:
         yield pb.ServerMessage(heartbeat_seconds=2.0)

@@ -52,7 +52,7 @@ async def serve(secured: Tls) -> tuple[grpc.aio.Server, str]:
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """Of a server of job one."""
+    """Address of a server of job one."""
     server, server_address = await serve(tls_of("one"))
     yield server_address
     await server.stop(None)
