@@ -1,10 +1,10 @@
-"""Checks of values that come from outside, made once, at the place where they enter.
+"""Checks of values from outside, made once, at the place where they enter.
 
 Rows of files, recorded conversations, `result.json`, the metadata of episodes, answers of tools,
 rewards, requests of agents and messages of peers are written by other people's programs. Python
 reads more than it can write, pickle or send afterwards: half of a surrogate pair, an integer of
 5,000 digits, a list in a list in a list. A value that passes here can be encoded as JSON and as
-UTF-8, pickled, and read again by every other process. Whoever calls decides what a refusal costs: a
+UTF-8, pickled, and read again by every other process. The caller decides what a refusal costs: a
 row, a sample, a request, but never a process.
 """
 
@@ -16,17 +16,17 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+# Most lists and objects within each other.
 MAX_DEPTH = 64
-"""Lists and objects within each other."""
+# Most digits of an integer: Python converts no more of them from text and to text.
 MAX_DIGITS = sys.int_info.default_max_str_digits
-"""Digits of an integer: Python converts no more of them from text and to text."""
+# Most numbers, texts, lists and objects in one value.
 MAX_VALUES = 1 << 20
-"""Numbers, texts, lists and objects in one value."""
+# Most bytes of all texts in one value, keys included, as UTF-8.
 MAX_BYTES = 64 << 20
-"""All texts in one value, keys included, as UTF-8."""
 FLOAT32_MAX = 3.4028234663852886e38
+# Largest magnitude of a reward: sums of squares over a batch stay far within float32.
 MAX_REWARD = 1e15
-"""Magnitude of a reward: sums of squares over a batch stay far within float32."""
 
 _INTEGER_BOUND = 10**MAX_DIGITS
 _LONGEST_PATH = 80
@@ -34,7 +34,7 @@ _SHOWN = 200
 
 
 class InputError(ValueError):
-    """A value that cannot be taken in. The message names the place in it and the reason."""
+    """The value cannot be accepted. The message names the place in it and the reason."""
 
 
 def check_value(value: Any, name: str, *, as_text: bool = False) -> None:
@@ -63,7 +63,7 @@ def check_value(value: Any, name: str, *, as_text: bool = False) -> None:
 
 
 def check_text(text: str, name: str) -> None:
-    """Raise InputError if the text is not encodable as UTF-8: it has half of a surrogate pair."""
+    """Raise InputError if the text has half of a surrogate pair, so UTF-8 cannot encode it."""
     if words := _text_fault(text):
         raise InputError(f"{name}: {words}")
 
@@ -100,7 +100,7 @@ def load_json(data: str | bytes, name: str) -> Any:
         raise InputError(f"{name}: not UTF-8: {error.reason} at byte {error.start}") from error
     except RecursionError:
         raise InputError(f"{name}: {_TOO_DEEP}") from None
-    except ValueError:  # the one that is left: Python's limit of digits
+    except ValueError:  # the only cause left is Python's limit of digits
         raise InputError(f"{name}: {_TOO_MANY_DIGITS}") from None
     if not _plainly_sound(text):
         check_value(value, name)
@@ -144,12 +144,12 @@ def reward(value: Any, name: str = "the reward") -> float:
 
 
 def is_number(value: Any) -> bool:
-    """True for what `float` takes as a number; a text is none."""
+    """True for a value that `float` takes as a number, except a text."""
     return isinstance(value, int | float) or hasattr(value, "__float__")
 
 
 def without_surrogates(text: str) -> str:
-    """The text with U+FFFD in place of each half of a surrogate pair.
+    """Replace each half of a surrogate pair by U+FFFD.
 
     For texts that only people or a model read, such as error messages and answers of tools.
     """
@@ -161,7 +161,7 @@ def without_surrogates(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """The `repr` of a value, shortened for an error message; it can be encoded as UTF-8."""
+    """Return the `repr` of a value, shortened for an error message; UTF-8 can encode it."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of too many digits, a list too deep
@@ -172,7 +172,10 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """path: from the value to the part that is at fault, such as `.turns[3]`."""
+    """A fault in a value.
+
+    `path` leads from the value to the part at fault, such as `.turns[3]`.
+    """
 
     path: str
     words: str
@@ -187,14 +190,14 @@ _TOO_MANY_DIGITS = f"an integer of more than {MAX_DIGITS} digits"
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over a value, which counts what it meets."""
+    """A pass over a value, which counts the parts that it meets."""
 
     as_text: bool
     values: int = 0
     size: int = 0
 
     def fault(self, value: Any, depth: int) -> _Fault | None:
-        """The first fault of a value that is `depth` deep; None if there is none."""
+        """Return the first fault of a value that is `depth` deep; None if it is valid."""
         self.values += 1
         if self.values > MAX_VALUES:
             return _Fault("", f"more than {MAX_VALUES} values")
@@ -229,7 +232,7 @@ class _Walk:
             if isinstance(key, str | int | float) or key is None:
                 words = self._leaf(key)
             else:
-                words = f"{type(key).__name__} is no key of an object in JSON"
+                words = f"{type(key).__name__} cannot be a key of a JSON object"
             if words:
                 return _Fault("", f"key {shown(key)}: {words}")
             fault = self.fault(entry, depth)
@@ -260,7 +263,7 @@ def _text_fault(text: str) -> str | None:
 
 
 def _plainly_sound(text: str) -> bool:
-    """True if a document that could be decoded needs no further look.
+    """True if a decoded document needs no further check.
 
     Its numbers are checked while it is decoded. This saves the walk for most documents.
     """

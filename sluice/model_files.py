@@ -1,4 +1,4 @@
-"""Files of a model's directory that tell whether it can be trained at all."""
+"""Checks of a model's directory for formats that cannot be trained."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def gguf_problem(path: Path) -> str | None:
-    """Say what to do with a model that is there as GGUF only, the format of llama.cpp; None if the
-    path is no such file or directory.
+    """Say what to do with a model that exists only as GGUF, the format of llama.cpp.
+
+    None if the path is not such a file or directory.
     """
     files = sorted(path.glob("*.gguf"), key=lambda file: file.stat().st_size)
     if path.suffix == ".gguf" and path.is_file():

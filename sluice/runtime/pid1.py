@@ -33,7 +33,7 @@ def run_under_init() -> None:
 
 
 def _variables() -> dict[str, str]:
-    """Variables of the init: not the job's token, which programs of its user could read there."""
+    """Variables of the init, without the job's token: user programs could read it there."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
@@ -62,7 +62,10 @@ def _reaped(child: int) -> int | None:
 
 
 def hide() -> None:
-    """Keep programs of this user from the container's output, which is open here as in the role."""
+    """Make this process unreadable for other programs of its user.
+
+    It holds the container's output open, as the role does.
+    """
     import ctypes  # only in the init
 
     pr_set_dumpable = 4

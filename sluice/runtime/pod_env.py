@@ -16,14 +16,15 @@ from sluice.api.schema.problems import describe
 
 
 class ConfigurationError(RuntimeError):
-    """No restart cures it: the process ends with exit code 2 and the job fails with
-    this message.
+    """An error of configuration, which no restart cures.
+
+    The process ends with exit code 2, and the job fails with this message.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The place of this process: who it is, where it listens, and whom it asks."""
+    """The environment of this process: its name, its addresses, its rendezvous."""
 
     role: str
     name: str
@@ -36,13 +37,11 @@ class Environment:
     variables: Mapping[str, str]
 
     def port(self, name: str) -> int:
-        """Number of the container port `name`; 0, a free one, where none is given."""
+        """Return the number of the container port `name`; 0, a free port, if it is not set."""
         return _integer(self.variables, f"SLUICE_PORT_{name.upper()}", 0)
 
     def directory(self, name: str) -> Path:
-        """A directory to write in, such as `storage` or `checkpoint_dir`, made if it is not
-        there.
-        """
+        """Return a writable directory, such as `storage` or `checkpoint_dir`, and create it."""
         value = self.variables.get(f"SLUICE_{name.upper()}", "")
         if not value:
             raise ConfigurationError(f"SLUICE_{name.upper()} is not set: expected a directory")
@@ -55,14 +54,14 @@ class Environment:
             ) from error
         if not os.access(path, os.W_OK):
             raise ConfigurationError(
-                f"{path}: user {os.getuid()} cannot write here: it is mounted read-only, or not "
-                "that user's. Of a hostPath or an NFS export give the directory to the user or its "
-                "group; other volumes get the group by themselves"
+                f"{path}: user {os.getuid()} cannot write here: it is mounted read-only, or "
+                "belongs to another user. Give a directory of a hostPath or an NFS export to that "
+                "user or its group; other volumes get the right group automatically"
             )
         return path
 
     def job(self) -> RLJob:
-        """The manifest that this pod works for."""
+        """Return the manifest that this pod works for."""
         path = self.variables.get("SLUICE_JOB_FILE", "")
         if not path:
             raise ConfigurationError(
@@ -104,7 +103,7 @@ def _integer(variables: Mapping[str, str], name: str, default: int) -> int:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -1,5 +1,6 @@
-"""A user's functions: `package.module.function`, `package.module:function` or
-`path/file.py:function`.
+"""Loading of user functions.
+
+A name is `package.module.function`, `package.module:function` or `path/file.py:function`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from sluice.runtime import function_adapters
 
 
 class LoadError(Exception):
-    """The function cannot be had. The message names the path and the cause."""
+    """The function cannot be loaded. The message names the path and the cause."""
 
 
 @cache
 def load(dotted: str) -> Callable[..., Any]:
     """Load the function at a dotted path.
 
-    Its file may import the files beside it, and what adapters of other projects provide.
+    Its file may import other files of its directory, and what adapters of other projects provide.
     """
     for adapter in function_adapters.installed():
         adapter.install_stubs()
@@ -56,7 +57,7 @@ def load(dotted: str) -> Callable[..., Any]:
 
 
 def is_loaded() -> bool:
-    """True where this process has loaded a user's function."""
+    """True if this process has loaded a user function."""
     return load.cache_info().currsize > 0
 
 
@@ -88,8 +89,9 @@ def load_reward(dotted: str) -> Callable[[Any], Any]:
 
 
 def _main(functions: list[str]) -> None:
-    """Print what is wrong with each function, as the last line: a JSON list, "" where nothing is.
-    What modules print goes to standard error.
+    """Print what is wrong with each function, as the last line: a JSON list, "" for a good one.
+
+    Output of the modules goes to standard error.
     """
     problems = []
     with contextlib.redirect_stdout(sys.stderr):

@@ -1,4 +1,4 @@
-"""Prompt, Sample, SampleGroup: the one data type that flows through the house."""
+"""Prompt, Sample, SampleGroup: the data that flows from prompts to training."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from sluice.input_checks import InputError, without_surrogates
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
+# [rows, layers x experts of a token]: numbers of experts.
 Experts = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
-"""[rows, layers x experts of a token]: numbers of experts."""
+# A chat: `[{"role": ..., "content": ...}, ...]` as in the OpenAI and Hugging Face conventions.
 Messages = list[dict[str, Any]]
-"""A chat: `[{"role": ..., "content": ...}, ...]` as in the OpenAI and Hugging Face conventions."""
+# Name of the reward part that identifies the answer (verl's name): a number, equal for equal
+# answers.
 PREDICTION = "pred"
-"""The part of a reward that stands for the answer (verl's name): a number, equal for equal ones."""
+# Key of a sample's metadata for the reward of the greedy response to its prompt, which only the
+# estimator remax uses.
 BASELINE_REWARD = "baseline_reward"
-"""Key of a sample's metadata for the reward of the greedy response to its prompt; only for the
-estimator remax."""
 
+# Key of the metadata of a group's first sample: the worker that submitted it, and so the engine
+# that finished it.
 WORKER = "rollout_worker"
-"""Key of the metadata of a group's first sample: the worker that submitted it, and so the engine
-that it was made at, or ended at."""
+# Key of the metadata of a group's first sample: the share of the group's time in which its worker's
+# main thread, which all groups, functions and the gateway share, was computing.
 WORKER_BUSY = "worker_busy"
-"""Key of the metadata of a group's first sample: the share of the group's time in which the thread
-that all of its worker's groups, functions and gateway have in common was computing."""
+# Key of the metadata of a group's first sample: seconds for which its worker had been in the tail
+# of the batch when it submitted the group.
 WORKER_TAIL = "worker_tail"
-"""Key of the metadata of a group's first sample: seconds for which its worker had been in the tail
-of the batch when it submitted the group."""
+# Key of the metadata of a group's first sample: seconds that its engine took for a token of one of
+# its responses.
 ENGINE_LATENCY = "engine_latency"
-"""Key of the metadata of a group's first sample: seconds that its engine took for a token of one of
-its responses."""
+# Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit.
 PROMPT_TOO_LONG = "prompt_too_long"
-"""Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit.
-"""
 
 
+# Above 0 because engines compute log-probs of bfloat16 logits, with rounding.
 MAX_LOG_PROB = 0.1
-"""Above 0 by rounding: engines compute log-probs of bfloat16 logits."""
+# Far below any sampled token: its probability is 0 in float64 too.
 MIN_LOG_PROB = -1e4
-"""Far below any token that was sampled: its probability is 0 in float64 too."""
 
 
 def compact(experts: npt.NDArray[Any]) -> Experts:
-    """The same numbers in one byte each, or in two. Raises ValueError where those cannot hold them.
+    """Store numbers in one byte each, or in two.
 
-    experts: [rows, n] integers.
+    `experts` is [rows, n] integers. Raises ValueError if two bytes are not enough.
     """
     low, high = (int(experts.min()), int(experts.max())) if experts.size else (0, 0)
     if low < 0 or high > np.iinfo(np.uint16).max:
@@ -62,7 +62,7 @@ def compact(experts: npt.NDArray[Any]) -> Experts:
 
 
 class SampleStatus(enum.StrEnum):
-    """Where a sample stands (slime's words)."""
+    """Progress of a sample (slime's words)."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -72,7 +72,7 @@ class SampleStatus(enum.StrEnum):
 
     @property
     def finished(self) -> bool:
-        """True where nothing more will be generated."""
+        """True if no more tokens will be generated."""
         return self in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.FAILED)
 
 
@@ -82,7 +82,7 @@ class Purpose(enum.StrEnum):
 
 
 class SampleError(ValueError):
-    """A sample that breaks an invariant. The message names the field."""
+    """The sample breaks an invariant. The message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class WeightSpan:
 
 @dataclass(slots=True)
 class Prompt:
-    """One row of a prompt file, under a lease."""
+    """A row of a prompt file, under a lease."""
 
     group_id: int
     prompt: str | Messages
@@ -107,8 +107,8 @@ class Prompt:
     row: int = 0
     epoch: int = 0
     purpose: Purpose = Purpose.TRAIN
+    # Weight version that is evaluated; only for purpose `evaluate`.
     version: int = 0
-    """Weight version that is evaluated; only for purpose `evaluate`."""
     lease_id: str = ""
     lease_attempt: int = 0
 
@@ -119,14 +119,25 @@ def _empty(dtype: type[np.generic]) -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class TokenSequence:
-    """The tokens of a prompt and a response, and what belongs to each token of the response.
+    """The tokens of a prompt and a response, and the values of each response token.
 
-    tokens: [prompt + response] int32; loss_mask: [response] 0 or 1; rollout_log_probs: [response]
-    float32, the log-probabilities under the temperature-scaled distribution that the token was
-    drawn from. teacher_log_probs: [response] float32, of a teacher that a worker has asked
-    (`algorithm.distillation.teacher.url`); 0 where masked. routed_experts: where the engine sent
-    the first tokens, at most all but the last (`trainer.routingReplay`). seat: the one of
-    `rollout.seats` that these tokens were played from; empty: the job has none.
+    Parameters
+    ----------
+    tokens
+        [prompt + response] int32.
+    loss_mask
+        [response] 0 or 1.
+    rollout_log_probs
+        [response] float32: log-probabilities under the temperature-scaled distribution that the
+        token was drawn from.
+    teacher_log_probs
+        [response] float32, of a teacher that a worker has asked
+        (`algorithm.distillation.teacher.url`); 0 for masked tokens.
+    routed_experts
+        Experts of the first tokens, at most all but the last (`trainer.routingReplay`).
+    seat
+        Seat of `rollout.seats` that these tokens were played from; empty if the job has no seats.
+
     """
 
     tokens: Int32 = field(default_factory=_empty(np.int32))
@@ -150,10 +161,10 @@ class TokenSequence:
         *,
         trainable: bool = True,
     ) -> None:
-        """Add response tokens. Tokens that are not `trainable` (tool output) get mask 0 and
-        log-prob 0.
+        """Add response tokens.
 
-        spans: positions counted from the first of the new tokens.
+        Tokens that are not `trainable` (tool output) get mask 0 and log-prob 0. `spans` count
+        positions from the first of the new tokens.
         """
         if trainable and len(log_probs) != len(tokens):
             raise SampleError(
@@ -177,7 +188,7 @@ class TokenSequence:
             self.weight_versions.append(span)
 
     def cut(self, response_length: int) -> None:
-        """Forget all response tokens behind the first `response_length`."""
+        """Drop all response tokens after the first `response_length`."""
         self.tokens = self.tokens[: self.prompt_length + response_length]
         self.loss_mask = self.loss_mask[:response_length]
         self.rollout_log_probs = self.rollout_log_probs[:response_length]
@@ -192,19 +203,22 @@ class TokenSequence:
         self.response_length = response_length
 
     def sampled_by(self, version: int) -> UInt8:
-        """[response] 1 where the weights of this version sampled the token."""
+        """Return a [response] mask, 1 for tokens that the weights of this version sampled."""
         mask = np.zeros(self.response_length, np.uint8)
         for span in self.weight_versions:
             mask[span.start : span.end] = span.version == version
         return mask
 
     def check_sequence(self, name: str) -> None:
-        """Raise SampleError where an invariant of the tokens is broken. name: of this sequence."""
+        """Raise SampleError if an invariant of the tokens is broken.
+
+        `name` names this sequence in the message.
+        """
         n = self.response_length
         if not 0 <= n <= len(self.tokens):
             raise SampleError(f"{name}.responseLength: {n} with {len(self.tokens)} tokens in all")
         if n and n == len(self.tokens):
-            raise SampleError(f"{name}.responseLength: {n}, and no token of a prompt before them")
+            raise SampleError(f"{name}.responseLength: {n}, without a prompt token before them")
         per_token: dict[str, Any] = {
             "lossMask": self.loss_mask,
             "rolloutLogProbs": self.rollout_log_probs,
@@ -252,7 +266,7 @@ class TokenSequence:
                     f"{name}.weightVersions: span [{span.start}, {span.end}) does not start at {at}"
                 )
             if span.version < 0:
-                raise SampleError(f"{name}.weightVersions: {span.version} is no version")
+                raise SampleError(f"{name}.weightVersions: {span.version} is not a version")
             at = span.end
         if self.weight_versions and at != self.response_length:
             raise SampleError(
@@ -260,18 +274,23 @@ class TokenSequence:
             )
 
 
-_TOKENS = tuple(one.name for one in fields(TokenSequence))
+_TOKENS = tuple(item.name for item in fields(TokenSequence))
 
 
 @dataclass(slots=True)
 class Sample(TokenSequence):
-    """One response to a prompt.
+    """A response to a prompt.
 
-    branches: further sequences of the same response, where it is a tree: an agent's conversation
-    that was told anew, or went on twice from one place. They share prefixes with the sample's own
-    tokens and with one another; the loss masks have each token that was sampled in one sequence.
-    seat_rewards: of each seat (`rollout.seats`) that has sequences here; `reward` is then the
-    episode's as a whole.
+    Parameters
+    ----------
+    branches
+        Further sequences of the same response if it is a tree: an agent's conversation that was
+        rendered anew, or was continued twice from one place. They share prefixes with the sample's
+        own tokens and with one another; each sampled token is unmasked in exactly one sequence.
+    seat_rewards
+        Reward of each seat (`rollout.seats`) that has sequences here; `reward` is then the reward
+        of the whole episode.
+
     """
 
     index: int
@@ -291,13 +310,13 @@ class Sample(TokenSequence):
 
     @property
     def trainable_tokens(self) -> int:
-        """Tokens that are trained, of all sequences."""
+        """Number of trained tokens of all sequences."""
         return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
 
     @property
     def versions(self) -> set[int]:
         """Weight versions of all its tokens."""
-        return {span.version for one in self.sequences for span in one.weight_versions}
+        return {span.version for sequence in self.sequences for span in sequence.weight_versions}
 
     def append_prompt(self, tokens: list[int]) -> None:
         """Set the prompt of a sample that has no tokens yet."""
@@ -306,13 +325,13 @@ class Sample(TokenSequence):
         self.tokens = np.asarray(tokens, dtype=np.int32)
 
     def take(self, other: Sample) -> None:
-        """Take another sample's tokens, what belongs to each of them, and its metadata."""
+        """Take another sample's tokens with their values, and its metadata."""
         for name in (*_TOKENS, "branches"):
             setattr(self, name, getattr(other, name))
         self.metadata |= other.metadata
 
     def fail(self, error: str) -> None:
-        """Mark as failed: it counts as reward 0 and nothing of it is trained on."""
+        """Mark the sample as failed: it counts as reward 0, and none of its tokens is trained."""
         self.status, self.reward = SampleStatus.FAILED, 0.0
         self.error = without_surrogates(error)
         self.teacher_log_probs = self.routed_experts = None
@@ -320,7 +339,7 @@ class Sample(TokenSequence):
         self.branches, self.seat_rewards = [], {}
 
     def check(self) -> None:
-        """Raise SampleError where an invariant is broken (DESIGN: data plane, Sample)."""
+        """Raise SampleError if an invariant is broken (DESIGN: data plane, Sample)."""
         self.check_tokens()
         self.check_values()
         judged = self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
@@ -331,9 +350,9 @@ class Sample(TokenSequence):
             raise SampleError(f"samples[{self.index}].seatRewards[{seat}]: None")
 
     def check_values(self) -> None:
-        """Raise SampleError if a text, a number or the metadata could not be sent, or read again.
+        """Raise SampleError if a text, a number or the metadata could not be sent or read again.
 
-        Tokens are another matter: `check_tokens`.
+        `check_tokens` checks the tokens.
         """
         name = f"samples[{self.index}]"
         try:
@@ -354,7 +373,7 @@ class Sample(TokenSequence):
             raise SampleError(str(error)) from error
 
     def check_vocabulary(self, size: int | None) -> None:
-        """Raise SampleError if a token id is beyond a vocabulary; None: its size is not known."""
+        """Raise SampleError if a token id is not below `size`; None: the size is not known."""
         for number, sequence in enumerate(self.sequences if size else ()):
             if len(sequence.tokens) and (largest := int(sequence.tokens.max())) >= (size or 0):
                 branch = f".branches[{number - 1}]" if number else ""
@@ -364,7 +383,7 @@ class Sample(TokenSequence):
                 )
 
     def check_tokens(self) -> None:
-        """The invariants of the tokens and of what belongs to each of them. Raises SampleError."""
+        """Raise SampleError if an invariant of the tokens or of their values is broken."""
         name = f"samples[{self.index}]"
         self.check_sequence(name)
         for number, branch in enumerate(self.branches):
@@ -375,7 +394,7 @@ _WORKER_NAME = re.compile(r"[^\x00-\x1f/]{0,190}-\d{1,9}")
 
 
 def check_own_keys(metadata: dict[str, Any], name: str) -> None:
-    """Raise InputError if a key of sluice's own holds what a trainer cannot read."""
+    """Raise InputError if a key that sluice writes has a value that a trainer cannot read."""
     worker = metadata.get(WORKER)
     if WORKER in metadata and not (isinstance(worker, str) and _WORKER_NAME.fullmatch(worker)):
         raise InputError(f"{name}.{WORKER}: expected the name of a worker, such as rollout-0")
@@ -390,16 +409,15 @@ class SampleGroup:
 
     prompt: Prompt
     samples: list[Sample] = field(default_factory=list)
+    # Error of the group if it goes back unfinished because of it. It counts against the group.
     failure: str = ""
-    """The error that this group met, where it goes back unfinished because of it. It counts against
-    the group."""
 
     @property
     def group_id(self) -> int:
         return self.prompt.group_id
 
     def check_finished(self, samples_per_prompt: int) -> None:
-        """Raise SampleError unless every sample is there, finished and sound."""
+        """Raise SampleError unless all samples are present, finished and valid."""
         if len(self.samples) != samples_per_prompt:
             raise SampleError(
                 f"samples: {len(self.samples)} samples, expected {samples_per_prompt}"

@@ -1,4 +1,4 @@
-"""Turns of a sample: the names its metadata hold them under, and what they say of its tokens."""
+"""Turns of a sample: their keys in its metadata, and the tokens that they cover."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from sluice.input_checks import InputError, reward, shown
 from sluice.samples.sample import Sample
 
+# [{"by": "model" | "environment", "length": tokens, "finish": ..., "stop": ...}, ...]; and a list
+# of such lists, one for each of the sample's branches. Turns of a tree have a number, `turn`, which
+# is the same in all branches that share one. A rewarded turn has its `reward`.
 TURNS, BRANCH_TURNS = "turns", "branch_turns"
-"""[{"by": "model" | "environment", "length": tokens, "finish": ..., "stop": ...}, ...]; and a list
-of such lists, one for each of the sample's branches. Turns of a tree have a number, `turn`, which
-is the same in all branches that share one. A turn that was rewarded has its `reward`."""
 MODEL, ENVIRONMENT = "model", "environment"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSpan:
-    """A turn of the model: response tokens [start, end) of one of its sample's sequences.
+    """A turn of the model: response tokens [start, end) of one sequence of its sample.
 
-    number: the same in all sequences that share the turn; ascending in the order of their
-    beginnings. reward: that it was given for itself.
+    `number` is the same in all sequences that share the turn, and grows in the order in which turns
+    begin. `reward` is the reward of the turn alone.
     """
 
     number: int
@@ -36,9 +36,9 @@ def check_turns(metadata: Mapping[str, Any], sequences: int, name: str) -> None:
     Parameters
     ----------
     metadata
-        The sample's, checked as any value from outside.
+        Metadata of the sample, which has passed `input_checks`.
     sequences
-        Sequences of the sample: its own tokens and its branches.
+        Number of sequences of the sample: its own tokens and its branches.
     name
         Name of the metadata in the message.
 
@@ -72,14 +72,14 @@ def _check_record(record: Any, name: str) -> None:
 
 
 def records_of(metadata: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-    """The records of a sample's own tokens, and those of each branch."""
+    """Return the records of a sample's own tokens, and those of each branch."""
     return [metadata.get(TURNS, []), *metadata.get(BRANCH_TURNS, [])]
 
 
 def spans_of(sample: Sample) -> list[list[TurnSpan]]:
-    """The model's turns in each of a sample's sequences. A plain answer is one turn.
+    """Return the model's turns in each of a sample's sequences. A plain answer is one turn.
 
-    A failed sample has lost its branches, and still has their records.
+    A failed sample has lost its branches, but still has their records.
     """
     if not sample.metadata.get(TURNS):
         return [[TurnSpan(0, 0, sequence.response_length)] for sequence in sample.sequences]
@@ -88,13 +88,17 @@ def spans_of(sample: Sample) -> list[list[TurnSpan]]:
 
 
 def turn_rewards(sample: Sample) -> dict[str, list[float]]:
-    """The rewards of a sample's turns, by seat, in the order of the turns' beginnings; 0 for one
-    that has none.
+    """Return the rewards of a sample's turns by seat, in the order in which turns begin.
+
+    A turn without a reward counts as 0.
     """
     rewards: dict[str, dict[int, float]] = {}
     for sequence, spans in zip(sample.sequences, spans_of(sample), strict=True):
-        rewards.setdefault(sequence.seat, {}).update({one.number: one.reward for one in spans})
-    return {seat: [of[number] for number in sorted(of)] for seat, of in rewards.items()}
+        rewards.setdefault(sequence.seat, {}).update({span.number: span.reward for span in spans})
+    return {
+        seat: [by_number[number] for number in sorted(by_number)]
+        for seat, by_number in rewards.items()
+    }
 
 
 def _spans(records: Iterable[Mapping[str, Any]]) -> Iterator[TurnSpan]:

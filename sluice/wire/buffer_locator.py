@@ -1,4 +1,4 @@
-"""Where the buffer is. It may be restarted elsewhere at any time; whoever calls it follows it."""
+"""Finds the buffer again after it was restarted at another address."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from sluice.wire.v1 import buffer_pb2_grpc
 
 
 class BufferLocator:
-    """The buffer's stub. Its address is looked up when there is none that works: with the one that
-    it knows, a caller goes on without the rendezvous.
+    """The buffer's stub.
+
+    Its address is looked up only if none is known to work, so a caller can go on without the
+    rendezvous.
     """
 
     def __init__(self, rendezvous: str) -> None:
@@ -19,7 +21,7 @@ class BufferLocator:
         self._stub: buffer_pb2_grpc.BufferStub | None = None
 
     async def stub(self, seconds: float) -> buffer_pb2_grpc.BufferStub:
-        """The buffer as far as it is known; else it is looked up, for at most `seconds`."""
+        """Return the stub; look the address up for at most `seconds` if it is not known."""
         if self._stub is None:
             address = (await membership.find_members(self._rendezvous, "buffer", seconds=seconds))[
                 0
@@ -32,7 +34,7 @@ class BufferLocator:
         return self._stub
 
     def lost(self, stub: buffer_pb2_grpc.BufferStub) -> None:
-        """A call broke: the buffer may have moved."""
+        """Look the address up again after a failed call: the buffer may have moved."""
         if self._stub is stub:
             self._stub = None
 

@@ -1,5 +1,6 @@
-"""Sample <-> message. Token ids, masks and log-probs are little-endian bytes; everything that is
-free is JSON.
+"""Conversion between samples and messages.
+
+Token ids, masks and log-probs are little-endian bytes; values of any form are JSON.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from sluice.samples.sample import (
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 
+# Size of a piece of a large message: far below gRPC's limits, and little memory for each of a
+# thousand streams.
 CHUNK_BYTES = 512 << 10
-"""Pieces of a large message: far below gRPC's limits,
-and little memory for each of a thousand streams."""
 
 _STATUS = {
     SampleStatus.PENDING: pb.SAMPLE_STATUS_PENDING,
@@ -96,7 +97,7 @@ def sample_to_message(sample: Sample) -> pb.Sample:
 
 
 def _packed(sequence: TokenSequence) -> dict[str, Any]:
-    """The fields that a sample and a branch of one have in common."""
+    """Return the fields that samples and branches have in common."""
     taught, experts = sequence.teacher_log_probs, sequence.routed_experts
     return {
         "tokens": np.ascontiguousarray(sequence.tokens, dtype="<i4").tobytes(),
@@ -124,7 +125,7 @@ def _experts_to_message(experts: Experts) -> pb.RoutedExperts:
 
 
 def _experts_from_message(message: pb.RoutedExperts, field: str) -> Experts:
-    """Raises SampleError where the bytes are no table of so many rows."""
+    """Raise SampleError if the bytes are not a table of so many rows."""
     cells = message.rows * message.bytes_per_id
     if message.bytes_per_id not in (1, 2) or not cells or len(message.ids) % cells:
         raise SampleError(
@@ -155,7 +156,7 @@ def sample_from_message(message: pb.Sample) -> Sample:
 
 
 def _unpacked(message: pb.Sample | pb.Branch, name: str) -> dict[str, Any]:
-    """The fields of a `TokenSequence`. Raises SampleError."""
+    """Return the fields of a `TokenSequence`. Raises SampleError."""
     taught = message.teacher_log_probs
     return {
         "tokens": _array(message.tokens, "<i4", f"{name}.tokens"),
@@ -194,10 +195,10 @@ def group_from_message(message: pb.SampleGroup | SerializedGroup) -> SampleGroup
 
 
 def to_chunks(key: int, *parts: bytes | bytearray | memoryview) -> Iterator[pb.Chunk]:
-    """Split one serialized message into pieces of at most CHUNK_BYTES. Also an empty message has a
-    last piece.
+    """Split a serialized message into pieces of at most CHUNK_BYTES.
 
-    parts: the message's bytes, which are not put together first.
+    `parts` are the message's bytes, which need not be joined first. An empty message has one piece,
+    too.
     """
     views = [memoryview(part) for part in parts if len(part)]
     size = sent = sum(map(len, views))
@@ -212,25 +213,25 @@ def to_chunks(key: int, *parts: bytes | bytearray | memoryview) -> Iterator[pb.C
 
 
 class Assembler:
-    """Puts the pieces of messages together again; pieces of several keys may be interleaved."""
+    """Joins the pieces of messages; pieces of several keys may be interleaved."""
 
     def __init__(self, max_bytes: int = (2 << 30) - 1) -> None:
-        """max_bytes: of one message; protobuf itself takes no more than 2 GiB."""
+        """Limit each message to `max_bytes`; protobuf itself takes at most 2 GiB."""
         self._whole: dict[int, bytearray] = {}
         self._filled: dict[int, int] = {}
         self._max_bytes = max_bytes
 
     def add(self, chunk: pb.Chunk) -> bytes | bytearray | None:
-        """The whole message where this was its last piece.
+        """Add a piece, and return the whole message if it was the last one.
 
-        Raises SampleError where the message is larger than max_bytes, or its pieces do not come to
-        what was announced.
+        Raises SampleError if the message is larger than the limit, or its pieces do not have the
+        announced size.
         """
         key, piece = chunk.key, chunk.data
         if key not in self._whole:
             if chunk.size > self._max_bytes:
                 raise SampleError(
-                    f"a message of {chunk.size} bytes; at most {self._max_bytes} are taken"
+                    f"a message of {chunk.size} bytes; the limit is {self._max_bytes}"
                 )
             if chunk.last and chunk.size == len(piece):
                 return piece
@@ -239,7 +240,7 @@ class Assembler:
         end = at + len(piece)
         if end > len(whole) or (chunk.last and end < len(whole)):
             self.drop(key)
-            raise SampleError(f"pieces of {end} bytes came of a message of {len(whole)}")
+            raise SampleError(f"got {end} bytes of a message of {len(whole)} bytes")
         whole[at:end] = piece
         self._filled[key] = end
         if not chunk.last:
@@ -248,7 +249,7 @@ class Assembler:
         return whole
 
     def holds(self, key: int) -> bool:
-        """True for a message of which some pieces have come."""
+        """True if some pieces of the message have come."""
         return key in self._whole
 
     def drop(self, key: int) -> None:

@@ -1,8 +1,7 @@
-"""A serialized SampleGroup, read sample by sample:
-a group of a million tokens is never parsed whole.
+"""Reads a serialized SampleGroup sample by sample.
 
-Parsing copies what it reads. A group that is looked at one sample at a time costs its own bytes and
-one sample more.
+Parsing copies what it reads. A group that is read one sample at a time costs its own bytes and one
+sample more; a group of a million tokens is never parsed as a whole.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from sluice.wire.v1 import common_pb2 as pb
 
 _PROMPT, _SAMPLES, _FAILURE = 1, 2, 3
 _LAST_NUMBER = (1 << 29) - 1
+# Wire type of a value that follows its length. 0 is a varint, 1 and 5 are 8 and 4 bytes.
 _LENGTH = 2
-"""Wire type of a value that its length comes before; 0: a varint, 1 and 5: 8 and 4 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One field of a serialized message: data[start:end], its value data[value:end]."""
+    """A field of a serialized message: data[start:end], its value data[value:end]."""
 
     number: int
     start: int
@@ -33,7 +32,7 @@ class Frame:
 
 
 def frames(data: bytes | bytearray | memoryview) -> Iterator[Frame]:
-    """The top-level fields of a serialized message, in order. Raises DecodeError."""
+    """Yield the top-level fields of a serialized message, in order. Raises DecodeError."""
     at = 0
     while at < len(data):
         start = at
@@ -59,12 +58,12 @@ def frames(data: bytes | bytearray | memoryview) -> Iterator[Frame]:
 
 
 def length_field(number: int, size: int) -> bytes:
-    """The bytes before a value of `size` bytes in field `number`."""
+    """Return the bytes before a value of `size` bytes in field `number`."""
     return _packed(number << 3 | _LENGTH) + _packed(size)
 
 
 def _varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
-    """(value, position behind it)."""
+    """Return (value, position after it)."""
     result = shift = 0
     while True:
         if at >= len(data) or shift > 63:
@@ -87,7 +86,7 @@ def _packed(value: int) -> bytes:
 
 
 class Samples(Sequence[pb.Sample]):
-    """The samples of a serialized group; each is parsed when it is asked for."""
+    """The samples of a serialized group; each is parsed when it is accessed."""
 
     def __init__(self, values: Sequence[memoryview]) -> None:
         self._values = values
@@ -107,12 +106,13 @@ class Samples(Sequence[pb.Sample]):
 
 
 class SerializedGroup:
-    """A SampleGroup by its bytes:
-    `prompt`, `samples` and `failure` as the parsed message has them.
+    """A serialized SampleGroup.
+
+    `prompt`, `samples` and `failure` are those of the parsed message.
     """
 
     def __init__(self, data: bytes | bytearray) -> None:
-        """Raises DecodeError where the bytes are not a SampleGroup."""
+        """Index the bytes. Raises DecodeError if they are not a SampleGroup."""
         view = memoryview(data)
         self.data = view
         self.fields = list(frames(view))
@@ -133,25 +133,23 @@ class SerializedGroup:
         return [field for field in self.fields if field.number == _SAMPLES]
 
     def head(self) -> list[memoryview]:
-        """The group's bytes without its samples."""
+        """Return the group's bytes without its samples."""
         return [self.data[f.start : f.end] for f in self.fields if f.number == _PROMPT]
 
     def raw_sample(self, position: int) -> memoryview:
-        """A sample's bytes, with the tag that makes them a part of a group."""
+        """Return a sample's bytes, with the tag that makes them a part of a group."""
         field = self._sample_fields[position]
         return self.data[field.start : field.end]
 
 
 def sample_field(sample: pb.Sample) -> bytes:
-    """A sample as a part of a serialized group."""
+    """Return a sample as a part of a serialized group."""
     value: bytes = sample.SerializeToString()
     return length_field(_SAMPLES, len(value)) + value
 
 
 def prompt_of_beginning(data: bytes) -> pb.Prompt | None:
-    """The prompt of a group of which only the first bytes are there;
-    None where it is not among them.
-    """
+    """Return the prompt from a group's first bytes; None if it is not among them."""
     try:
         tag, at = _varint(data, 0)
         size, at = _varint(data, at)

@@ -1,9 +1,8 @@
-"""A member of the rendezvous: joins, sends heartbeats,
-and joins again whenever the service comes back.
+"""A member of the rendezvous: joins, sends heartbeats, and joins again when the service is back.
 
-Nothing here gives up but where no retry helps: the rendezvous may be killed and replaced at any
-time, and a member without it can go on with what it knows. Who must not go on (an engine that was
-dropped) reads it from `latest`.
+It gives up only if no retry helps: the rendezvous may be killed and replaced at any time, and a
+member without it can continue with what it has heard. A member that must stop, such as an engine
+that was dropped, reads so from `latest`.
 """
 
 from __future__ import annotations
@@ -20,20 +19,23 @@ from sluice.wire.protocol import MixedReleasesError
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 
+# Seconds between two heartbeats, until the rendezvous asks for fewer because it has many members.
 HEARTBEAT_SECONDS = 2.0
-"""Between two heartbeats, until the rendezvous says otherwise: with many members it wants fewer."""
 _REJOIN_SECONDS = (0.2, 5.0)
+# A newer attempt has taken the member's place, the token is wrong, or the member is invalid: no
+# retry helps.
 _FINAL = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.INVALID_ARGUMENT,
 )
-"""A newer attempt has taken our place, the token is wrong, or we are: no retry helps."""
 
 
 class Membership:
-    """`latest` is what the rendezvous last said. There is news with every message and with every
-    loss of the stream.
+    """A stream to the rendezvous.
+
+    `latest` is its last message. There is news with every message and with every loss of the
+    stream.
     """
 
     def __init__(
@@ -42,7 +44,10 @@ class Membership:
         hello: Callable[[], pb.Member],
         heartbeat: Callable[[], pb.Heartbeat] = pb.Heartbeat,
     ) -> None:
-        """`hello` and `heartbeat` are asked each time, so that they tell the present state."""
+        """Prepare the stream.
+
+        `hello` and `heartbeat` are called for each message, so that it has the present state.
+        """
         self._address = address
         self._secured = tls.from_environment()
         self._hello = hello
@@ -66,48 +71,46 @@ class Membership:
 
     @property
     def interval(self) -> float:
-        """Seconds between two heartbeats, as the rendezvous wants them."""
+        """Seconds between two heartbeats, as the rendezvous asks."""
         return self.latest.heartbeat_seconds if self.latest else HEARTBEAT_SECONDS
 
     @property
     def version(self) -> int:
-        """The weight version that the ledger has for us; -1: none."""
+        """The weight version that the ledger has for this member; -1 if it has none."""
         return int(self.latest.version) if self.latest else -1
 
     async def until_refused(self) -> None:
-        """Raises `refused` as soon as the rendezvous has turned us away for good."""
+        """Wait until the rendezvous refuses this member for good, and raise `refused`."""
         seen = 0
         while self.refused is None:
             seen = await self.news(seen)
         raise self.refused
 
     def beat(self) -> None:
-        """Send a heartbeat now: the state has changed."""
+        """Send a heartbeat now, because the state has changed."""
         self._beat.set()
 
     async def news(self, after: int) -> int:
-        """Wait for news later than number `after`; the number of the newest. Any number of tasks
-        may wait.
+        """Wait for news later than number `after`, and return the number of the newest.
+
+        Any number of tasks may wait.
         """
         while self.news_count == after:
             await self._news.wait()
         return self.news_count
 
     def _wake(self) -> None:
-        """Wake all who wait.
-
-        Each wait has an event of its own, so that nobody can clear another's.
-        """
+        """Wake all tasks that wait for news."""
         self.news_count += 1
         self._news.set()
+        # Each wait has a separate event, so that a task cannot clear the event of another.
         self._news = asyncio.Event()
 
     async def _run(self) -> None:
         pause = _REJOIN_SECONDS[0]
         async with rpc.channel(self._address, self._secured) as channel:
             stub = rendezvous_pb2_grpc.RendezvousStub(channel)
-            # A call that waits for its channel never learns that the peer's certificate is a
-            # foreign one.
+            # A call that waits for its channel would never report a certificate of another job.
             patient = not self._secured
             while True:
                 try:
@@ -146,7 +149,7 @@ class Membership:
 def _refusal(
     error: grpc.aio.AioRpcError | MixedReleasesError,
 ) -> rpc.RefusedError | MixedReleasesError | None:
-    """The refusal in a stream that broke, where no other one would be better; None: it may."""
+    """Return the refusal if a stream broke for good; None if another stream may succeed."""
     if isinstance(error, MixedReleasesError):
         return error
     foreign = tls.refusal(error.details())
@@ -160,9 +163,15 @@ def _refusal(
 async def find_members(
     address: str, role: str, *, seconds: float, at_least: int = 1
 ) -> list[pb.Member]:
-    """The members of a role, once there are `at_least` many. Raises DeadlineError that says who is
-    missing, and MixedReleasesError where one, or the rendezvous between us, is of a release that
-    does not understand ours.
+    """Return the members of a role, once there are at least `at_least`.
+
+    Raises
+    ------
+    DeadlineError
+        If they have not come after `seconds`.
+    MixedReleasesError
+        If a member or the rendezvous is of a release that speaks another protocol.
+
     """
     deadline = asyncio.get_running_loop().time() + seconds
     async with rpc.channel(address) as channel:

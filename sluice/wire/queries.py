@@ -1,4 +1,4 @@
-"""Questions that anybody may ask a running job: who its members are, and how far it is."""
+"""Read-only questions to a running job: its members and its progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvo
 async def ledger(
     rendezvous: grpc.aio.Channel, token: str, seconds: float | None = None
 ) -> rendezvous_pb2.Ledger:
-    """All members, as the rendezvous knows them. Raises grpc.aio.AioRpcError."""
+    """Return all members of the rendezvous. Raises grpc.aio.AioRpcError."""
     stub = rendezvous_pb2_grpc.RendezvousStub(rendezvous)
     request = rendezvous_pb2.GetLedgerRequest()
     answer: rendezvous_pb2.Ledger = await stub.GetLedger(
@@ -21,7 +21,7 @@ async def ledger(
 
 
 def buffer_address(members: rendezvous_pb2.Ledger) -> str | None:
-    """Where the buffer is, host:port; None: it has not joined."""
+    """Return the buffer's address, host:port; None if it has not joined."""
     return next(
         (entry.member.address for entry in members.entries if entry.member.role == "buffer"), None
     )
@@ -30,7 +30,7 @@ def buffer_address(members: rendezvous_pb2.Ledger) -> str | None:
 async def stats(
     buffer: grpc.aio.Channel, token: str, seconds: float | None = None
 ) -> buffer_pb2.BufferStats:
-    """The buffer's statistics. Raises grpc.aio.AioRpcError."""
+    """Return the buffer's statistics. Raises grpc.aio.AioRpcError."""
     stub = buffer_pb2_grpc.BufferStub(buffer)
     request = buffer_pb2.StatsRequest()
     answer: buffer_pb2.BufferStats = await stub.Stats(

@@ -1,5 +1,7 @@
-"""gRPC as the house uses it: keepalive, a token, the protocol's number and a deadline on every
-call, TLS where the job asks for it, retries while a peer restarts.
+"""gRPC with the settings of sluice: keepalive, authentication, deadlines, TLS, retries.
+
+Every call carries a token, the protocol's number and a deadline. Calls are repeated while a peer
+restarts.
 """
 
 from __future__ import annotations
@@ -36,37 +38,39 @@ _OPTIONS = [
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
 ]
+# The peer is away or stops: it cancels calls that it has not begun. Cancelling by this process
+# raises CancelledError.
 _RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
-"""The peer is away, or stops: it cancels calls that it has not taken up.
-Our own cancelling raises CancelledError."""
+# Details that gRPC makes up if the peer ends a call that is still being sent. The peer's answer is
+# lost; the next try gets it.
 _ENDED_WHILE_SENDING = "Internal error from Core"
-"""Details that gRPC makes up where the peer ends a call to which we are still sending: what the
-peer said is lost, and the next try hears it."""
+
+_TAKEN = "the address is in use, or belongs to another machine"
 
 
 class DeadlineError(TimeoutError):
-    """A wait ran out. The message says what it was waiting for."""
+    """The wait is over. The message says what it was for."""
 
 
 class SilentPeerError(Exception):
-    """The peer began an answer and does not go on with it. The message says for how long."""
+    """The peer began an answer and does not continue it. The message says for how long."""
 
 
 class RefusedError(Exception):
-    """The peer answered with an error that no retry cures. The message says to what, and why."""
+    """The peer answered with an error that no retry cures. The message has call and reason."""
 
 
 def job_token() -> str:
-    """The job's token, from the environment; empty: calls are not authenticated."""
+    """Return the job's token from the environment; empty if calls are not authenticated."""
     return os.environ.get(TOKEN_ENV, "")
 
 
 class _CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not carry the job's token, or that speaks another protocol."""
+    """Refuses calls without the job's token, and calls of another protocol."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}" if token else ""
@@ -88,7 +92,7 @@ class _CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 class _TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """A span around each unary call whose caller has one."""
+    """Opens a span for each unary call whose caller has one."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -111,7 +115,7 @@ class _TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 def _refusing(
     handler: Any, code: grpc.StatusCode, text: str, trailing: protocol.Metadata = ()
 ) -> grpc.RpcMethodHandler:
-    """A handler of the same kind that says no, before it has read anything."""
+    """Return a handler of the same kind that refuses the call before it reads the request."""
 
     async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(code, text, trailing)
@@ -126,17 +130,29 @@ def _refusing(
 
 
 def server(token: str | None = None) -> grpc.aio.Server:
-    """A server with our options. Add the servicer, bind, start."""
+    """Return a server with the common options. The caller adds a servicer, binds, starts it."""
     token = job_token() if token is None else token
     interceptors = [_CallGuard(token), *([_TracingInterceptor()] if tracing.enabled() else [])]
     return grpc.aio.server(options=_OPTIONS, interceptors=interceptors)
 
 
 def bind(server_: grpc.aio.Server, address: str, secured: Tls | None = None) -> int:
-    """Listen on host:port (port 0: a free one). Returns the port; OSError says so where the address
-    is taken.
+    """Listen on host:port, and return the port.
 
-    secured: None: what the environment says.
+    Parameters
+    ----------
+    server_
+        Server to bind.
+    address
+        host:port; port 0 takes a free one.
+    secured
+        TLS material; None takes it from the environment.
+
+    Raises
+    ------
+    OSError
+        If the address is taken, or belongs to another machine.
+
     """
     secured = tls.from_environment() if secured is None else secured
     try:
@@ -145,14 +161,14 @@ def bind(server_: grpc.aio.Server, address: str, secured: Tls | None = None) -> 
         else:
             port = int(server_.add_insecure_port(address))
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}: it is taken or not ours ({error})") from error
+        raise OSError(f"cannot listen on {address}: {_TAKEN} ({error})") from error
     if port == 0:
-        raise OSError(f"cannot listen on {address}: it is taken or not ours")
+        raise OSError(f"cannot listen on {address}: {_TAKEN}")
     return port
 
 
 def channel(address: str, secured: Tls | None = None) -> grpc.aio.Channel:
-    """secured: None: what the environment says."""
+    """Open a channel, with TLS as `secured` or the environment says."""
     secured = tls.from_environment() if secured is None else secured
     if not secured:
         return grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -161,31 +177,39 @@ def channel(address: str, secured: Tls | None = None) -> grpc.aio.Channel:
 
 
 def metadata(token: str | None = None) -> tuple[tuple[str, str], ...]:
-    """The metadata that every call carries."""
+    """Return the metadata that every call carries."""
     token = job_token() if token is None else token
     authorization = (("authorization", f"Bearer {token}"),) if token else ()
     return authorization + protocol.call_metadata() + tracing.outgoing_metadata()
 
 
 def _hint(details: str | None) -> str:
-    """A server with TLS just closes a connection in plain text."""
+    """Return a hint at TLS: a server with TLS just closes a connection in plain text."""
     plain = "Socket closed" in (details or "") and not tls.from_environment()
-    return "; it may want TLS, which this process was not given" if plain else ""
+    return "; it may require TLS, for which this process has no certificate" if plain else ""
 
 
 def refused(what: str, error: grpc.aio.AioRpcError) -> RefusedError | MixedReleasesError:
-    """The error to raise for an answer that no retry changes."""
+    """Return the error for an answer that no retry changes."""
     if protocol.is_refusal(error.trailing_metadata()):
         return MixedReleasesError(f"{what}: {error.details()}")
     return RefusedError(f"{what}: {error.code().name}: {error.details()}")
 
 
 async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: float) -> T:
-    """Repeat a call while its peer is not there (it restarts), for at most `seconds`; then say what
-    was waited for.
+    """Repeat a call for at most `seconds` while its peer restarts.
 
-    Only calls that may be repeated: all of ours are idempotent. RefusedError where the peer is
-    there and says no, MixedReleasesError where it says so for its release.
+    Only for calls that may be repeated; all calls of sluice are idempotent.
+
+    Raises
+    ------
+    DeadlineError
+        If the peer has not answered in time.
+    RefusedError
+        If the peer refuses the call.
+    MixedReleasesError
+        If the peer refuses it because of its release.
+
     """
     end = time.monotonic() + seconds
     pause = 0.1

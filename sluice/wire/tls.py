@@ -1,10 +1,9 @@
-"""TLS between a job's processes: files in a directory,
-named by the environment (docs/contracts.md).
+"""TLS between a job's processes: files in a directory of the environment (docs/contracts.md).
 
-All servers of a job share one certificate, which the job's own CA has signed for one name. Clients
-check that name instead of the address they called: addresses come and go, and whose server it is is
-the question. Who the client is, its token says. Where the environment asks for TLS nothing ever
-falls back to plain text.
+All servers of a job share one certificate, which the job's CA has signed for one name. Clients
+check that name and not the address that they called, because addresses change and the job does not.
+The token identifies the client. If the environment asks for TLS, sluice never falls back to plain
+text.
 """
 
 from __future__ import annotations
@@ -35,9 +34,17 @@ _PLAIN = ("WRONG_VERSION_NUMBER",)
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """ca: certificate of the job's CA; empty: plain text. name: what the servers' certificate says.
+    """TLS material; all but the name as PEM.
 
-    certificate, key: a server's own. All but the name as PEM.
+    Parameters
+    ----------
+    ca
+        Certificate of the job's CA; empty for plain text.
+    name
+        Name in the certificate of the job's servers.
+    certificate, key
+        Certificate and key of this server; empty for clients.
+
     """
 
     ca: bytes = b""
@@ -49,7 +56,7 @@ class Tls:
         return bool(self.ca)
 
     def channel_credentials(self) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
-        """Credentials of a client, and the options that go with them."""
+        """Return credentials of a client, and the channel options that they need."""
         return grpc.ssl_channel_credentials(self.ca), [("grpc.ssl_target_name_override", self.name)]
 
     def server_credentials(self) -> grpc.ServerCredentials:
@@ -64,7 +71,7 @@ PLAIN = Tls()
 
 
 def from_environment(variables: Mapping[str, str] | None = None) -> Tls:
-    """The TLS material of this process's pod; PLAIN where it has none."""
+    """Return the TLS material of this process's pod; PLAIN if it has none."""
     environment = os.environ if variables is None else variables
     directory, name = environment.get(DIRECTORY_ENV, ""), environment.get(NAME_ENV, "")
     if not directory:
@@ -82,8 +89,9 @@ def from_environment(variables: Mapping[str, str] | None = None) -> Tls:
 
 
 def refusal(details: str | None) -> str:
-    """Why no call can ever reach this peer, from the details of a failed one; empty: it may be just
-    not there.
+    """Return why no call can ever reach this peer, from the details of a failed one.
+
+    Empty if the peer may only be away.
     """
     for words, text in _DATES.items():
         if words in (details or ""):

@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "bytes": ({"a": b"x"}, "metadata.a: bytes has no form in JSON"),
     "a set": ({"a": {1}}, "metadata.a: set has no form in JSON"),
     "numpy": ({"a": np.int64(3)}, "metadata.a: int64 has no form in JSON"),
-    "a tuple as key": ({(1, 2): 3}, "key (1, 2): tuple is no key"),
+    "a tuple as key": ({(1, 2): 3}, "key (1, 2): tuple cannot be a key"),
     "an infinite key": ({math.inf: 3}, "key inf: inf is not a finite number"),
     "large": (["x" * (33 << 20), "y" * (33 << 20)], "metadata[1]: texts of more than 64 MiB"),
 }

@@ -1,4 +1,4 @@
-"""`python -m sluice_buffer`: the buffer of one job, until SIGTERM."""
+"""Run the buffer of one job until SIGTERM: `python -m sluice_buffer`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class LatestStats:
-    """The newest statistics, for threads that must not look into the buffer's memory."""
+    """The newest statistics, for threads that must not read the buffer's memory."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -57,8 +57,9 @@ class LatestStats:
 
 
 async def serve(env: Environment, buffer: Buffer) -> None:
-    """Serve until SIGTERM or SIGINT, or until the storage fails (StorageError) or the rendezvous
-    refuses us.
+    """Serve until SIGTERM or SIGINT.
+
+    It ends earlier if the storage fails (StorageError) or the rendezvous refuses this process.
     """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +93,7 @@ async def serve(env: Environment, buffer: Buffer) -> None:
 def _joined(
     env: Environment, address: str, snapshot: LatestStats
 ) -> contextlib.AbstractAsyncContextManager[Membership | None]:
-    """Registered at the rendezvous, where there is one."""
+    """Join the rendezvous for the time of the context, if the job has one."""
     if not env.rendezvous:
         return contextlib.nullcontext()
     member = rendezvous.Member(
@@ -121,9 +122,7 @@ async def _shut_down(
 
 
 async def _expire(service: Service, snapshot: LatestStats) -> None:
-    """Take back leases that ran out, soon after they did; and see whether there is room again for
-    who waits.
-    """
+    """Take back expired leases every second, and wake calls that wait for free space."""
     committer = service.committer
     pause = min(1.0, committer.buffer.job.spec.buffer.lease_seconds / 4)
     while True:
@@ -136,11 +135,11 @@ async def _expire(service: Service, snapshot: LatestStats) -> None:
 
 
 def _keep_memory() -> None:
-    """Groups come and go by the hundred; do not pay for each one's memory anew.
+    """Tune allocator and collector for groups that come and go by the hundred.
 
-    What is loaded at the start is left alone by the collector. And where glibc is the allocator,
-    freed blocks up to 32 MiB stay with the process: by default it gives them back to the kernel and
-    takes every page anew, which costs as much as the copying itself.
+    The collector leaves objects alone that were loaded at the start. If glibc is the allocator, the
+    process keeps freed blocks of up to 32 MiB: by default glibc returns them to the kernel, and
+    each page that is taken anew costs as much as the copying itself.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -1,4 +1,4 @@
-"""Room in the storage: how much there is, when a checkpoint would make some, and when none can."""
+"""Free space in the storage: how much there is, and whether a checkpoint can make more."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from collections.abc import Callable
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import Storage, StorageFullError
 
+# Seconds for which an answer of the storage about its capacity is used again.
 _CAPACITY_AGE = 0.5
-_CHOKED_SECONDS = 5.0
+# Seconds for which the storage counts as full after a write failed for lack of space.
+_FULL_SECONDS = 5.0
 
 
 class StorageCapacity:
-    """Room for groups in a job's storage. clock: seconds (monotonic).
+    """Space for groups in a job's storage.
 
-    memory: the present one; it changes where the storage was read again.
+    The `clock` counts seconds (monotonic). The buffer replaces `memory` when it reads the storage
+    again.
     """
 
     memory: Memory
 
     def __init__(self, storage: Storage, batch_size: int, clock: Callable[[], float]) -> None:
         self._storage, self._batch_size, self._clock = storage, batch_size, clock
+        # Bytes that groups may take, as of the last question to the storage.
         self.total_bytes = 0
-        """Bytes that groups may take, as of the last look at the storage."""
         self._capacity_at = float("-inf")
         self._ceiling, self._ceiling_until = 0, float("-inf")
+        # Step during which a group was last refused because it does not fit.
         self._refused_at = -1
-        """The step during which a group last found no room."""
 
     def free_bytes(self) -> int:
-        """Bytes that may still be stored."""
+        """Return the bytes that may still be stored."""
         now = self._clock()
         if now - self._capacity_at > _CAPACITY_AGE:
             self.total_bytes, self._capacity_at = self._storage.capacity(), now
@@ -37,7 +40,7 @@ class StorageCapacity:
         return min(room, self._ceiling - self.memory.stored) if now < self._ceiling_until else room
 
     def free_leases(self) -> int:
-        """How many more groups may be handed out so that all that are in work can be stored."""
+        """Return how many more groups may be leased so that all groups in work can be stored."""
         room = self.free_bytes()
         if room <= 0:
             return 0
@@ -45,25 +48,24 @@ class StorageCapacity:
         return max(0, room // largest - len(self.memory.deadlines)) if largest else 1 << 30
 
     def note_full(self, error: StorageFullError) -> None:
-        """A write met a full map or disk although there seemed to be room: believe it
-        for a while.
-        """
+        """Report no free bytes for a while, because a write met a full map or disk."""
         self._ceiling = self.memory.stored
-        self._ceiling_until = self._clock() + _CHOKED_SECONDS
+        self._ceiling_until = self._clock() + _FULL_SECONDS
         self.memory.count("storage_full")
 
     def note_refused(self) -> None:
-        """Note that a group has found no room."""
+        """Note that a group was refused because it does not fit."""
         self._refused_at = self.memory.progress.step
 
     def note_checkpoint(self) -> None:
-        """Note that a checkpoint has made room: what found none may have some now."""
+        """Note a checkpoint: a group that was refused before may fit now."""
         self._refused_at = -1
 
     def checkpoint_wanted(self) -> bool:
-        """True where the next batch has no room, and a checkpoint of the last step would make some.
+        """True if the next batch does not fit, and a checkpoint of the last step would free space.
 
-        Not before: a checkpoint costs time. Not later: whoever waits for room waits for ever.
+        An earlier checkpoint would waste time. With a later one, callers that wait for space would
+        wait for ever.
         """
         memory = self.memory
         if memory.progress.step <= memory.progress.checkpoint_step:
@@ -74,15 +76,15 @@ class StorageCapacity:
         return self.free_bytes() < batch or self.free_leases() == 0
 
     def waiting_for(self) -> str:
-        """Words for a batch that waits for room."""
+        """Describe the wait of a batch for free space."""
         room = f"{self.memory.stored} of {self.total_bytes} bytes are used"
         return (
-            f"room in the storage ({room}): it comes with the next checkpoint, or with a "
-            "larger buffer.storage.size"
+            f"room in the storage ({room}): the next checkpoint frees some, or make "
+            "buffer.storage.size larger"
         )
 
     def dead_end(self) -> str:
-        """Why there will never be room for a batch, in words; empty: there may be."""
+        """Explain why no batch will ever fit; empty if one may."""
         memory = self.memory
         nothing_to_forget = memory.progress.step == memory.progress.checkpoint_step
         no_room = self._refused_at == memory.progress.step or self._nothing_can_be_leased()
@@ -97,10 +99,10 @@ class StorageCapacity:
         )
 
     def _nothing_can_be_leased(self) -> bool:
-        """True where a batch lacks groups, none is out, and there is no room to hand one out."""
+        """True if a batch lacks groups, all leases are over, and there is no space for another."""
         memory = self.memory
         complete = (
             len(memory.finished) >= self._batch_size or memory.progress.step + 1 in memory.batches
         )
-        choked = self._clock() < self._ceiling_until
-        return not (complete or choked or memory.deadlines) and self.free_leases() == 0
+        full = self._clock() < self._ceiling_until
+        return not (complete or full or memory.deadlines) and self.free_leases() == 0

@@ -1,8 +1,8 @@
 """The buffer: every transition of its state, one after the other, on one thread.
 
 A method here changes the memory and returns at once; it does no I/O. The caller (committer.py)
-gives no answer before `flush` of that change is on disk. All rules are in the parts: leases.py,
-submits.py, batches.py, rounds.py.
+answers only once the `flush` of that change is on disk. The rules are in the modules of
+`transitions`: leases.py, submits.py, batches.py, rounds.py.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def admission_policy(job: RLJob, epoch_size: int) -> AdmissionPolicy:
 
 
 class Buffer:
-    """One job's buffer.
+    """The buffer of one job.
 
     `clock` counts seconds for leases (monotonic), `wall` for evaluation rounds.
     """
@@ -117,11 +117,11 @@ class Buffer:
             raise ConfigurationError(str(error)) from error
 
     def load(self) -> Memory:
-        """The memory as the disk has it. May run on any thread."""
+        """Read the memory from the disk. May run on any thread."""
         return load(self.storage, self._clock() + self.job.spec.buffer.lease_seconds)
 
     def use(self, memory: Memory) -> None:
-        """Go on with this memory."""
+        """Replace the memory."""
         memory.watcher = self._watcher
         self.memory = self.capacity.memory = memory
         filter_name = None if self.local_source else self.job.spec.rollout.dynamic_filter
@@ -152,7 +152,7 @@ class Buffer:
         )
 
     def watch(self, watcher: GroupWatcher) -> None:
-        """Tell this watcher of all changes of groups from now on."""
+        """Call this watcher on each change of a group from now on."""
         self._watcher = self.memory.watcher = watcher
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class Buffer:
         return self.leases.lease(call, min(limit, room), worker_version, self._clock())
 
     def available(self, worker_version: int) -> int:
-        """How many groups workers that serve `worker_version` could lease now."""
+        """Return how many groups workers that serve `worker_version` could lease now."""
         return (
             0
             if self.memory.dead_end
@@ -220,21 +220,29 @@ class Buffer:
         return self.batches.rewind(step, attempt, vocabulary)
 
     def prepare(self, step: int) -> Future[None] | None:
-        """Work to be done beside everything else before batch `step` is taken;
-        None: there is none.
-        """
-        wanted = self.local_source is not None and step not in self.memory.batches
-        return (
-            self.local_source.prepare(self.memory, self.policy)
-            if self.local_source and wanted
-            else None
-        )
+        """Start work that must be done before batch `step` is taken; None if there is no need."""
+        if self.local_source is None or step in self.memory.batches:
+            return None
+        return self.local_source.prepare(self.memory, self.policy)
 
-    # -- looking
+    # -- queries
 
     def sequences(self, step: int, ranks: int, balance_tokens: float = 0.0) -> list[pb.Sequence]:
-        """The fixed batch of a step, in batch order,
-        with the rank and optimizer step of each sequence. balance_tokens: n0 of its cost.
+        """Return the fixed batch of a step, with the rank and optimizer step of each sequence.
+
+        Parameters
+        ----------
+        step
+            Step whose batch is fixed.
+        ranks
+            Data-parallel ranks of the trainer.
+        balance_tokens
+            n0, the length at which attention costs as much as all else (`rules.balance.costs`).
+
+        Returns
+        -------
+        Sequences in batch order: by group id, then index.
+
         """
         ids = self.memory.batches[step]
         facts = [
@@ -270,11 +278,11 @@ class Buffer:
         return self.batches.over
 
     def dead_end(self) -> str:
-        """Why no batch can ever be put together again, in words; empty: one can."""
+        """Explain why no batch can ever be put together again; empty if one can."""
         return self.memory.dead_end or self.capacity.dead_end()
 
     def waiting_for(self) -> str:
-        """Words for what the trainer waits for; empty: for nothing."""
+        """Describe what the trainer waits for; empty if it does not wait."""
         memory, step = self.memory, self.memory.progress.step
         if memory.dead_end:
             return memory.dead_end
@@ -287,8 +295,15 @@ class Buffer:
 
 
 def open_buffer(job: RLJob, directory: Path) -> Buffer:
-    """The buffer of a job, from its prompt files and storage directory. Raises ConfigurationError
-    and StorageError.
+    """Open a job's buffer from its prompt files and storage directory.
+
+    Raises
+    ------
+    ConfigurationError
+        If prompts, settings or the database do not fit together.
+    StorageError
+        If the database cannot be used.
+
     """
     storage = Storage(directory, int(quantity_value(str(job.spec.buffer.storage.size))))
     try:

@@ -1,13 +1,13 @@
-"""Answers that are not an answer.
+"""Errors that a call of the buffer is answered with.
 
-Each becomes one gRPC status in service.py; the text is for people.
+service.py turns each into one gRPC status. The text is for people.
 """
 
 from __future__ import annotations
 
 
 class CallError(Exception):
-    """A call that is refused. Nothing was changed."""
+    """The call is refused, and has changed no state."""
 
 
 class StaleAttemptError(CallError):
@@ -15,12 +15,12 @@ class StaleAttemptError(CallError):
 
 
 class PreconditionError(CallError):
-    """The call does not fit what has happened so far."""
+    """The call does not fit the state of the buffer."""
 
 
 class InvalidCallError(CallError):
-    """The call could never be right."""
+    """The call is invalid in any state."""
 
 
 class SilentSenderError(CallError):
-    """The caller began a message and does not go on with it."""
+    """The caller began a message and does not continue it."""

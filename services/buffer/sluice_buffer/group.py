@@ -1,8 +1,7 @@
-"""One prompt group in the buffer's memory, and its form on the disk.
+"""A prompt group in the buffer's memory, and its record on the disk.
 
-Every group that was ever leased has exactly one record, so that "which state is group 17 in" has
-one answer, on disk and in memory. The record is packed by hand: at 40 bytes a trained group costs
-next to nothing for the job's life.
+Every group that was ever leased has exactly one record, so its state has one answer, on disk and in
+memory. The record is packed by hand: a trained group takes 40 bytes for the rest of the job's life.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# The `round` of a training group's key. Evaluation groups carry the version that they evaluate.
 TRAINING = -1
-"""The `round` of a training group's key; evaluation groups carry the version that they evaluate."""
 
 
 class GroupKey(NamedTuple):
-    """Names a group: (TRAINING, position in the prompt stream) or (evaluated version, position in
-    the round).
+    """Identifies a group.
+
+    It is (TRAINING, position in the prompt stream) or (evaluated version, position in the round).
     """
 
     round: int
@@ -26,21 +26,21 @@ class GroupKey(NamedTuple):
 
 
 class GroupState(enum.IntEnum):
-    """The one state of a group that was leased at least once.
+    """The state of a group that was leased at least once.
 
     The numbers are on disk: never change one.
     """
 
+    # A worker has the group.
     LEASED = 1
-    """A worker has it."""
+    # It came back unfinished, and goes to the next worker that asks.
     WAITING = 2
-    """It came back unfinished and goes to the next worker that asks."""
+    # Its samples are stored, and no batch has it yet.
     FINISHED = 3
-    """Its samples are stored; no batch has it yet."""
+    # It belongs to the fixed batch of `step`, and is trained once that step is committed.
     BATCHED = 4
-    """It belongs to the fixed batch of `step`; trained as soon as that step is committed."""
+    # It is trained and covered by a checkpoint: its samples are deleted, its record stays.
     TRAINED = 5
-    """Trained and covered by a checkpoint: the samples are forgotten, the fact is not."""
     FILTERED = 6
     FAILED = 7
 
@@ -50,7 +50,7 @@ class GroupState(enum.IntEnum):
 
     @property
     def over(self) -> bool:
-        """True where nothing is stored for the group any more but the fact itself."""
+        """True if only the state itself is stored of the group."""
         return self >= GroupState.TRAINED
 
 
@@ -59,7 +59,10 @@ _HEAD = struct.Struct("<BHIqqQHH")
 
 @dataclass(slots=True)
 class Group:
-    """One group's record. `version`: the oldest weights that any of its tokens may come from."""
+    """The record of a group.
+
+    `version` is the oldest weights that any of its tokens may come from.
+    """
 
     state: GroupState
     lease_attempt: int = 0
@@ -69,11 +72,11 @@ class Group:
     size: int = 0
     worker: str = ""
     worker_attempt: int = 0
+    # Why the group was filtered or failed; if it came back, the number of tokens that it has; of a
+    # finished evaluation group its votes (`rules/voting`).
     note: str = ""
-    """Why it was filtered or failed; tokens that it had generated when it came back; of a finished
-    evaluation group its votes (`rules/voting`)."""
+    # Packed `SampleFacts`, one for each sample.
     summary: bytes = b""
-    """Packed `SampleFacts`, one for each sample."""
 
     def pack(self) -> bytes:
         worker = f"{self.worker}/{self.worker_attempt}".encode() if self.worker else b""
@@ -113,17 +116,18 @@ class Group:
 
 
 class SampleFacts(NamedTuple):
-    """The facts of a sample that batches, advantages and evaluation metrics need, without its
-    tokens. Lengths are in tokens.
+    """Facts of a sample that batches, advantages and evaluation metrics need, without its tokens.
+
+    Lengths are in tokens.
     """
 
+    # All sequences with their prompts: the cost of training.
     length: int
-    """Of all its sequences, prompts too: what it costs to train."""
+    # Without branches.
     response_length: int
-    """Without its branches."""
     trainable_tokens: int
+    # A number of pb.SampleStatus.
     status: int
-    """A number of pb.SampleStatus."""
     reward: float
     min_version: int
     max_version: int
@@ -132,21 +136,22 @@ class SampleFacts(NamedTuple):
 _FACTS = struct.Struct("<iiiidqq")
 
 
+# Packs SampleFacts, whose values are given one by one in their order.
 pack_fact = _FACTS.pack
-"""SampleFacts, given one by one in their order, as bytes."""
 
 
 def pack_facts(facts: list[SampleFacts]) -> bytes:
-    return b"".join([_FACTS.pack(*one) for one in facts])
+    return b"".join([_FACTS.pack(*fact) for fact in facts])
 
 
 def unpack_facts(data: bytes) -> list[SampleFacts]:
-    return [SampleFacts(*one) for one in _FACTS.iter_unpack(data)]
+    return [SampleFacts(*values) for values in _FACTS.iter_unpack(data)]
 
 
 def group_name(key: GroupKey, serial: int) -> str:
-    """Unique over the job's life: an evaluation round that is opened again
-    gets a new serial number.
+    """Return a name that is unique over the job's life.
+
+    An evaluation round that is opened again gets a new serial number.
     """
     if key.round == TRAINING:
         return f"t{key.group_id}"
@@ -154,7 +159,7 @@ def group_name(key: GroupKey, serial: int) -> str:
 
 
 def lease_id(key: GroupKey, serial: int, attempt: int) -> str:
-    """The group's name and the number of the lease."""
+    """Return the id of a lease: the group's name and the number of the lease."""
     return f"{group_name(key, serial)}.{attempt}"
 
 
@@ -165,7 +170,7 @@ class LeaseName(NamedTuple):
 
 
 def parse_lease_id(text: str) -> LeaseName | None:
-    """The group behind a lease id; None where the id is not one of ours."""
+    """Return the group behind a lease id; None if the id is not valid."""
     kind, numbers = text[:1], text[1:].split(".")
     digits = "".join(numbers)
     if not (digits.isascii() and digits.isdigit() and all(numbers) and max(map(len, numbers)) < 19):

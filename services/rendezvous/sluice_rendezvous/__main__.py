@@ -1,4 +1,4 @@
-"""`python -m sluice_rendezvous`: serve until SIGTERM."""
+"""Run the rendezvous until SIGTERM: `python -m sluice_rendezvous`."""
 
 from __future__ import annotations
 

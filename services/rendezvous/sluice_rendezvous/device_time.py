@@ -1,7 +1,7 @@
-"""The seconds that a job's devices have spent in each state, as far as members have told.
+"""Seconds that a job's devices have spent in each state, as its members report them.
 
-A gang's first pod stands for all its devices. A gang that went and came again was `restarting` in
-between, and until a later attempt has started.
+A gang's first pod reports for all devices of the gang. A gang that left and came again was
+`restarting` in between, and until a later attempt has started.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from sluice_rendezvous.registry import MemberEntry
 
 STARTING, RESTARTING, SYNCHRONISING = "starting", "restarting", "synchronising"
 DRAINING = "draining"
+# (role, state)
 StateKey = tuple[str, str]
-"""(role, state)"""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,10 @@ class _DeviceState:
 
 @dataclass(slots=True)
 class DeviceTime:
-    """Times are seconds of any monotonic clock, given by the caller."""
+    """Counter of device seconds.
+
+    Times are seconds of any monotonic clock, given by the caller.
+    """
 
     _seconds: defaultdict[StateKey, float] = field(default_factory=lambda: defaultdict(float))
     _running: dict[str, _DeviceState] = field(default_factory=dict)
@@ -43,14 +46,15 @@ class DeviceTime:
         before = self._running.pop(entry.name, None) or self._gone.pop(entry.name, None)
         state = RESTARTING if entry.attempt > 1 else STARTING
         if before:
-            # Of the same attempt it has lost its stream only, and went on.
+            # A member of the same attempt has only lost its stream, and kept working.
             away = before.state if before.attempt == entry.attempt else RESTARTING
             self._seconds[entry.role, away] += (now - before.until) * before.devices
             state = away
         else:
             self._seconds[entry.role, state] += entry.starting_seconds * entry.devices
-        clock = _DeviceState(entry.role, entry.attempt, state, entry.devices, now)
-        self._running[entry.name] = clock
+        self._running[entry.name] = _DeviceState(
+            entry.role, entry.attempt, state, entry.devices, now
+        )
 
     def state(self, entry: MemberEntry, now: float) -> None:
         """Count up to now; `entry.state` holds from here on."""
@@ -65,11 +69,11 @@ class DeviceTime:
         """Count up to now, when the member's stream ended."""
         if entry.index == 0 and (clock := self._running.pop(entry.name, None)):
             self._count(clock, now)
-            if clock.state != DRAINING:  # else it was told to go
+            if clock.state != DRAINING:  # a draining gang is meant to end
                 self._gone[entry.name] = clock
 
     def seconds(self, now: float) -> dict[StateKey, float]:
-        """Device seconds by role and state until now."""
+        """Return device seconds by role and state until now."""
         total = self._seconds.copy()
         for clock in list(self._running.values()):
             total[clock.role, clock.state] += (now - clock.until) * clock.devices

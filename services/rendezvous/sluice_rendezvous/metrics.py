@@ -1,6 +1,4 @@
-"""Prometheus metrics of the rendezvous: who is there, which weights they hold, and how long updates
-take.
-"""
+"""Prometheus metrics of the rendezvous: members, the weights they hold, times of updates."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from prometheus_client.registry import Collector
 from sluice_rendezvous.device_time import DeviceTime
 from sluice_rendezvous.registry import Registry
 
+# Label for a member's role. The label `role` is taken: the scrape sets it to `rendezvous` on all
+# series.
 MEMBER = "member_role"
-"""Label; `role` is the rendezvous' own, which the scrape gives to all of its series."""
 JOINS = Counter("sluice_rendezvous_joins", "Members that joined, or joined again.", [MEMBER])
 LEAVES = Counter("sluice_rendezvous_leaves", "Members whose stream ended.", [MEMBER])
 DROPS = Counter(
@@ -36,7 +35,7 @@ UPDATE_SECONDS = Histogram(
 
 
 class Updates:
-    """Follows updates, which come one after the other."""
+    """Measures weight updates, which come one after the other."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -45,21 +44,22 @@ class Updates:
         self._began = now
 
     def passed(self, phase: str, now: float) -> None:
-        """Engines have passed a phase, those of one rank of the trainer."""
+        """Note that the engines of one trainer rank have passed a phase."""
         if self._began is not None:
             UPDATE_SECONDS.labels(phase).observe(now - self._began)
 
 
 class ServiceState(Protocol):
-    """The state of the service that is shown."""
+    """The parts of the service that metrics show."""
 
     registry: Registry
     device_time: DeviceTime
 
 
 class StateCollector(Collector):
-    """Turns the service's state into metrics at each scrape. The loop of the service may change it
-    meanwhile, so it is copied first.
+    """Turns the service's state into metrics at each scrape.
+
+    The service's event loop may change the state meanwhile, so it is copied first.
     """
 
     def __init__(self, service: ServiceState) -> None:
@@ -68,7 +68,9 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         registry = self._service.registry
         yield GaugeMetricFamily(
-            "sluice_rendezvous_epoch", "Number of the membership.", value=registry.epoch
+            "sluice_rendezvous_epoch",
+            "Membership epoch: it grows when a member joins, leaves or is dropped.",
+            value=registry.epoch,
         )
         yield GaugeMetricFamily(
             "sluice_rendezvous_version",
@@ -77,13 +79,15 @@ class StateCollector(Collector):
         )
         entries = list(registry.entries.values())
         members = GaugeMetricFamily(
-            "sluice_rendezvous_members", "Members that are there.", labels=[MEMBER]
+            "sluice_rendezvous_members", "Members that have joined.", labels=[MEMBER]
         )
         for role, count in sorted(Count(entry.role for entry in entries).items()):
             members.add_metric([role], count)
         yield members
         engines = [entry for entry in entries if entry.role == "rollout" and entry.index == 0]
-        yield GaugeMetricFamily("sluice_rendezvous_engines", "Engines.", value=len(engines))
+        yield GaugeMetricFamily(
+            "sluice_rendezvous_engines", "Rollout engines that have joined.", value=len(engines)
+        )
         behind = sum(entry.lacks(registry.version) for entry in engines)
         yield GaugeMetricFamily(
             "sluice_rendezvous_engines_behind",

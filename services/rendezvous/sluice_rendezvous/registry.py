@@ -1,9 +1,9 @@
-"""The rendezvous' decisions, without I/O and without a clock: who is there,
-and which weights they hold.
+"""Decisions of the rendezvous, without I/O and without a clock.
 
-The membership **epoch** is a number that grows whenever somebody comes, goes or is dropped. An
-engine's **generation** numbers its communicator with the trainer: it changes whenever the old one
-cannot be used any more, so that a communicator never outlives either of its ends.
+The registry knows the members and the weights that they hold. The membership **epoch** is a number
+that grows whenever a member comes, leaves or is dropped. An engine's **generation** numbers its
+communicator with the trainer: it changes whenever the old one cannot be used any more, so that a
+communicator never outlives either of its ends.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from sluice.wire.membership import HEARTBEAT_SECONDS
 
+# Limit for all members together. A heartbeat costs the service 0.2 ms.
 HEARTBEATS_PER_SECOND = 64.0
-"""Of all members together. Each costs the service 0.2 ms."""
 
 
 class StaleAttemptError(Exception):
@@ -24,7 +24,7 @@ class StaleAttemptError(Exception):
 
 @dataclass(slots=True)
 class MemberEntry:
-    """One member, for as long as it keeps the stream that it joined with."""
+    """A member, for as long as it keeps the stream that it joined with."""
 
     role: str
     name: str
@@ -45,22 +45,23 @@ class MemberEntry:
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     dropped: str = ""
     last_error: str = ""
+    # True in a weight update, between its phases prepare and resume.
     synchronising: bool = False
-    """In a weight update, between its phases prepare and resume."""
 
     @property
     def key(self) -> tuple[str, int]:
         return (self.name, self.index)
 
     def lacks(self, version: int) -> bool:
-        """True where this engine does not serve `version`."""
+        """True if this engine does not serve `version`."""
         return not self.admitted or self.version != version
 
 
 class Registry:
-    """All members. Times are seconds of any monotonic clock, given by the caller.
+    """All members.
 
-    sources: the newest attempt of each gang that has begun a weight update.
+    Times are seconds of any monotonic clock, given by the caller. `sources` has the newest attempt
+    of each gang that has begun a weight update.
     """
 
     def __init__(self) -> None:
@@ -69,13 +70,13 @@ class Registry:
         self.entries: dict[tuple[str, int], MemberEntry] = {}
         self.sources: dict[str, int] = {}
         self._attempts: dict[str, int] = {}
-        # No number of an earlier process may come again, whatever the clock says: the names of
-        # communicators are made of them, and an engine remembers those of dead senders.
+        # Numbers of an earlier process must not come again, whatever the clock says: communicators
+        # are named by them, and an engine remembers the names of dead senders.
         self._generation = secrets.randbits(31) << 32
 
     @property
     def heartbeat_seconds(self) -> float:
-        """How often each member should send a heartbeat: less often, the more there are."""
+        """Seconds between two heartbeats of a member; they grow with the number of members."""
         seconds = HEARTBEAT_SECONDS
         while len(self.entries) > HEARTBEATS_PER_SECOND * seconds:
             seconds *= 2
@@ -91,11 +92,12 @@ class Registry:
     def join(
         self, entry: MemberEntry, now: float, sources: Mapping[str, int] | None = None
     ) -> MemberEntry:
-        """Add a member that comes, or comes again.
+        """Add a member that joins, perhaps not for the first time.
 
-        An engine that holds our weights keeps working: the ledger is soft state. sources: those
-        that the member has heard of, maybe from an earlier process of this service. An update
-        takes in no engine before it has told us, so no older source can reach one.
+        An engine that holds current weights keeps working: the ledger is soft state. `sources` are
+        attempts that the member has heard of, perhaps from an earlier process of this service.
+        Every engine that takes part in an update has reported them before, so an update of an older
+        source reaches none.
         """
         self.fence(entry.name, entry.attempt)
         for name, attempt in (sources or {}).items():
@@ -111,7 +113,7 @@ class Registry:
         return entry
 
     def leave(self, entry: MemberEntry) -> bool:
-        """Remove a member whose stream has ended. False where it has joined with another since."""
+        """Remove a member whose stream has ended; False if it has joined again since."""
         if self.entries.get(entry.key) is not entry:
             return False
         del self.entries[entry.key]
@@ -119,10 +121,10 @@ class Registry:
         return True
 
     def expire(self, now: float, timeout: float) -> list[MemberEntry]:
-        """Drop the members that are silent. Returns them.
+        """Drop the members that are silent, and return them.
 
-        timeout: seconds of silence that are too many for a member that sends a heartbeat every
-        HEARTBEAT_SECONDS; in proportion for one that was told to send fewer.
+        `timeout` is for a member that sends a heartbeat every HEARTBEAT_SECONDS, and grows in
+        proportion if it was told to send fewer.
         """
         silent = [
             entry
@@ -143,24 +145,27 @@ class Registry:
         return sorted(chosen, key=lambda e: e.key)
 
     def engines(self) -> list[MemberEntry]:
-        """One entry for each rollout engine: its first pod, which serves HTTP."""
+        """Return an entry for each rollout engine: its first pod, which serves HTTP."""
         return [e for e in self.members("rollout") if e.index == 0]
 
     def joiners(self, version: int) -> list[MemberEntry]:
-        """Engines that do not serve `version`."""
+        """Return engines that do not serve `version`."""
         return [e for e in self.engines() if e.lacks(version)]
 
     def begin_update(
         self, source: str, attempt: int, version: int, *, joiners_only: bool
     ) -> list[MemberEntry]:
-        """Fix who takes part in the update to `version`."""
+        """Fix the engines that take part in the update to `version`."""
         self.fence(source, attempt)
         self.sources[source] = attempt
         self.version = version
         return self.joiners(version) if joiners_only else self.engines()
 
     def report(self, name: str, attempt: int, generation: int, error: str) -> MemberEntry | None:
-        """Drop an engine that failed in a phase. Returns one that passed; None: it is out."""
+        """Drop an engine that failed in a phase.
+
+        Returns the entry of an engine that passed; None if it is out of the update.
+        """
         entry = self.entries.get((name, 0))
         if entry is None or entry.attempt != attempt or entry.generation != generation:
             return None
@@ -170,13 +175,13 @@ class Registry:
         return entry
 
     def serve(self, entry: MemberEntry, version: int) -> None:
-        """Note that the engine passed the last phase: it serves `version`."""
+        """Note that the engine passed the last phase and serves `version`."""
         entry.version, entry.admitted, entry.dropped = version, True, ""
 
     def _drop(self, entry: MemberEntry, reason: str) -> None:
         """Take a member out of the epoch.
 
-        What the engine holds is unknown from here on, and its communicator is gone.
+        Its weights are unknown from here on, and its communicator is gone.
         """
         entry.admitted, entry.dropped, entry.last_error = False, reason, reason
         entry.version = -1

@@ -1,7 +1,7 @@
 """The rendezvous over gRPC: streams in, registry, streams out.
 
-A member is told what changed about itself, and of nobody else: what one engine does costs no
-message to a thousand others.
+A member hears only of changes to itself, so what one engine does causes no message to a thousand
+others.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ MAX_WAIT_SECONDS = 60.0
 
 
 class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore[misc]
-    """All calls run on one event loop, so that the registry needs no lock."""
+    """All calls run on one event loop, so the registry needs no lock."""
 
     def __init__(self, member_timeout: float = MEMBER_TIMEOUT_SECONDS) -> None:
-        """member_timeout: seconds of silence after which a member is dropped
+        """Create an empty registry.
+
+        `member_timeout` is the seconds of silence after which a member is dropped
         (`Registry.expire`).
         """
         self.registry = Registry()
@@ -62,7 +64,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         )
         self.device_time.join(entry, time.monotonic())
         metrics.JOINS.labels(entry.role).inc()
-        self._wake(entry.key)  # its older stream, which has lost its place
+        self._wake(entry.key)  # ends its older stream, which this one replaces
         news = self._streams[entry.key] = asyncio.Event()
         self._arrived(entry.role)
         reader = asyncio.create_task(self._read(requests, entry, news))
@@ -99,7 +101,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
     async def _messages(
         self, entry: MemberEntry, news: asyncio.Event, reader: asyncio.Task[None]
     ) -> AsyncIterator[pb.ServerMessage]:
-        """Messages to this member, whenever there is news, until it goes or is replaced."""
+        """Yield messages to this member when its facts change, until it leaves or is replaced."""
         sent: pb.ServerMessage | None = None
         while not reader.done() and self.registry.entries.get(entry.key) is entry:
             news.clear()
@@ -164,7 +166,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         return pb.PhaseAck(gone=gone)
 
     def _passed(self, request: pb.PhaseReport, report: pb.EngineReport) -> bool:
-        """Note one engine's report. True where it is still in the update."""
+        """Note one engine's report. True if it is still in the update."""
         entry = self.registry.report(report.engine, report.attempt, report.generation, report.error)
         if report.error:
             phase = phase_name(request.phase)
@@ -174,9 +176,9 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             )
         elif entry and request.phase == pb.UPDATE_PHASE_RESUME:
             self.registry.serve(entry, request.version)
-        if known := self.registry.entries.get((report.engine, 0)):
-            known.synchronising = not report.error and request.phase == pb.UPDATE_PHASE_PREPARE
-            self.device_time.state(known, time.monotonic())
+        if engine := self.registry.entries.get((report.engine, 0)):
+            engine.synchronising = not report.error and request.phase == pb.UPDATE_PHASE_PREPARE
+            self.device_time.state(engine, time.monotonic())
         self._wake((report.engine, 0))
         return entry is not None
 
@@ -214,7 +216,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
     async def expire_forever(self) -> None:
         """Drop silent members.
 
-        The stream of a peer whose machine is gone ends only after TCP's patience; this is ours.
+        If a machine is lost, TCP ends its streams only after many minutes; this timeout is shorter.
         """
         while True:
             await asyncio.sleep(self._member_timeout / 4)
@@ -227,18 +229,18 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 self._wake(entry.key)
 
     def _wake(self, key: tuple[str, int]) -> None:
-        """Wake a member's stream: what it should know may have changed."""
+        """Wake a member's stream: facts about the member may have changed."""
         if news := self._streams.get(key):
             news.set()
 
     def _arrived(self, role: str) -> None:
-        """Wake the calls that wait for a member of this role, or of any."""
-        for waited in (role, ""):
-            if arrival := self._arrivals.pop(waited, None):
+        """Wake the calls that wait for a member of this role, or of any role."""
+        for awaited_role in (role, ""):
+            if arrival := self._arrivals.pop(awaited_role, None):
                 arrival.set()
 
     async def _arrival(self, role: str, seconds: float) -> None:
-        """Wait for a member of this role (empty: of any) to join, for at most `seconds`."""
+        """Wait at most `seconds` for a member of this role to join; an empty role means any."""
         arrival = self._arrivals.setdefault(role, asyncio.Event())
         try:
             async with asyncio.timeout(seconds):
@@ -248,7 +250,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
 
 
 def phase_name(phase: pb.UpdatePhase) -> str:
-    """prepare, pause, transfer, verify or resume."""
+    """Return prepare, pause, transfer, verify or resume."""
     return str(pb.UpdatePhase.Name(phase)).removeprefix("UPDATE_PHASE_").lower()
 
 

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class BufferStub:
-    """Prompts out, samples in, batches out. What is answered is on disk.
+    """Leases prompts, stores samples and serves batches. Every answer describes a state that is on disk.
     `attempt` is the attempt of the caller's gang: a call of an older attempt than one already seen
     is refused with FAILED_PRECONDITION. Calls that wait take `wait_seconds` and answer empty when it has passed.
     """
@@ -106,7 +106,7 @@ class BufferStub:
 
 
 class BufferServicer:
-    """Prompts out, samples in, batches out. What is answered is on disk.
+    """Leases prompts, stores samples and serves batches. Every answer describes a state that is on disk.
     `attempt` is the attempt of the caller's gang: a call of an older attempt than one already seen
     is refused with FAILED_PRECONDITION. Calls that wait take `wait_seconds` and answer empty when it has passed.
     """
@@ -120,35 +120,35 @@ class BufferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Extends leases; names those that the worker must drop.
+        """Extends leases; returns those that the worker must drop.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request_iterator, context):
-        """Finished groups (each a chunked SampleGroup); one answer for each, once it is stored durably. Idempotent.
+        """Stores finished groups (each a chunked SampleGroup); answers each once it is durable. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Return(self, request_iterator, context):
-        """Unfinished groups go back, with what was generated so far (each a chunked SampleGroup).
+        """Takes unfinished groups back, with the samples generated so far (each a chunked SampleGroup).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeBatch(self, request, context):
-        """The batch of a step, fixed once: the same answer on every retry.
+        """Returns the batch of a step, which is fixed once: every retry gets the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetShard(self, request, context):
-        """The samples of one data-parallel rank: chunked SampleGroups that hold this rank's samples alone, in batch order.
+        """Returns the samples of one data-parallel rank: chunked SampleGroups with only this rank's samples, in batch order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,35 +161,35 @@ class BufferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitCheckpoint(self, request, context):
-        """A checkpoint covers everything up to `step`: only now may its samples be forgotten.
+        """Reports a checkpoint that covers all steps up to `step`: the buffer may then forget their samples.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rewind(self, request, context):
-        """The trainer starts from `step`: later steps are served again, the same samples in the same order.
+        """Reports that the trainer starts from `step`: later steps are served again, the same samples in the same order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetEvaluations(self, request, context):
-        """Results of evaluations that are complete, oldest first, a limited number at a time.
+        """Returns results of complete evaluations, oldest first, a limited number at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetExamples(self, request, context):
-        """Groups of an evaluation that are kept for people to look at: chunked SampleGroups.
+        """Returns groups of an evaluation that are kept for people to read: chunked SampleGroups.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFailures(self, request, context):
-        """Groups that failed for good, oldest first, a limited number at a time.
+        """Returns groups that failed for good, oldest first, a limited number at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,7 +278,7 @@ def add_BufferServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Buffer:
-    """Prompts out, samples in, batches out. What is answered is on disk.
+    """Leases prompts, stores samples and serves batches. Every answer describes a state that is on disk.
     `attempt` is the attempt of the caller's gang: a call of an older attempt than one already seen
     is refused with FAILED_PRECONDITION. Calls that wait take `wait_seconds` and answer empty when it has passed.
     """

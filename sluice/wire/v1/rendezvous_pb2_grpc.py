@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class RendezvousStub:
-    """Who is there, how to reach them, which weights they hold. All state is soft: what the service knows, its members
-    tell again when they reconnect, so that it can be killed at any time.
+    """Members of a job, their addresses and their weights. All state is soft: members report it again when they
+    reconnect, so the service can be killed at any time.
     """
 
     def __init__(self, channel):
@@ -64,34 +64,34 @@ class RendezvousStub:
 
 
 class RendezvousServicer:
-    """Who is there, how to reach them, which weights they hold. All state is soft: what the service knows, its members
-    tell again when they reconnect, so that it can be killed at any time.
+    """Members of a job, their addresses and their weights. All state is soft: members report it again when they
+    reconnect, so the service can be killed at any time.
     """
 
     def Join(self, request_iterator, context):
-        """A member joins with Hello, then sends a Heartbeat every `heartbeat_seconds`. The stream's end, or silence for five
-        times as long, is the member's death.
+        """A member joins with Hello, then sends a Heartbeat every `heartbeat_seconds`. The member counts as gone once the
+        stream ends, or after silence for five times as long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddressBook(self, request, context):
-        """Members of a role, waiting until `at_least` of them are there.
+        """Returns members of a role, once at least `at_least` have joined.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BeginUpdate(self, request, context):
-        """Start of a weight update: fixes who takes part.
+        """Starts a weight update: fixes the engines that take part.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportPhase(self, request, context):
-        """Engines passed a phase of the update, or failed in it and are dropped.
+        """Reports engines that passed a phase of the update, or failed in it and are dropped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,8 +140,8 @@ def add_RendezvousServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Rendezvous:
-    """Who is there, how to reach them, which weights they hold. All state is soft: what the service knows, its members
-    tell again when they reconnect, so that it can be killed at any time.
+    """Members of a job, their addresses and their weights. All state is soft: members report it again when they
+    reconnect, so the service can be killed at any time.
     """
 
     @staticmethod

@@ -62,7 +62,7 @@ async def test_an_older_trainer_is_refused(client: Client) -> None:
     await client.rewind(0, attempt=2)
     code, details = await error_of(client.take(1, attempt=1))
     assert code == grpc.StatusCode.FAILED_PRECONDITION
-    assert "attempt 2 has been here" in details
+    assert "replaced by attempt 2" in details
 
 
 async def test_what_was_acknowledged_survives_a_restart(make_server: Callable[..., Server]) -> None:

@@ -80,7 +80,7 @@ def test_an_older_trainer_is_refused_after_a_restart_too(make_buffer: MakeBuffer
         lambda: buffer.core.rewind(0, 2),
         lambda: buffer.core.commit(1, 1, 2, {}),
     ):
-        with pytest.raises(StaleAttemptError, match="trainer attempt 2: attempt 3 has been here"):
+        with pytest.raises(StaleAttemptError, match="trainer attempt 2 was replaced by attempt 3"):
             call()
 
 

@@ -194,7 +194,7 @@ ATTACKS: dict[str, tuple[Callable[[pb.SampleGroup, pb.Sample], object], str]] = 
     ),
     "version -5": (
         lambda g, s: setattr(s.weight_versions[0], "version", -5),
-        "samples[1].weightVersions: -5 is no version",
+        "samples[1].weightVersions: -5 is not a version",
     ),
     "version 2^31 - 1": (
         lambda g, s: setattr(s.weight_versions[0], "version", 2**31 - 1),
@@ -230,7 +230,7 @@ ATTACKS: dict[str, tuple[Callable[[pb.SampleGroup, pb.Sample], object], str]] = 
     ),
     "no prompt": (
         lambda g, s: setattr(s, "tokens", s.tokens[16:]),
-        "samples[1].responseLength: 6, and no token of a prompt before them",
+        "samples[1].responseLength: 6, without a prompt token before them",
     ),
     "turns that are a number": (
         lambda g, s: setattr(s, "metadata_json", '{"turns":5}'),

@@ -92,7 +92,7 @@ def test_a_newer_attempt_frees_the_leases_of_the_older_one(make_buffer: MakeBuff
     old = buffer.lease(count=4)
     new = buffer.lease(count=9, attempt=2)
     assert [g.prompt.group_id for g in new] == [0, 1, 2, 3]
-    with pytest.raises(StaleAttemptError, match="rollout-0 attempt 1: attempt 2 has been here"):
+    with pytest.raises(StaleAttemptError, match="rollout-0 attempt 1 was replaced by attempt 2"):
         buffer.lease(attempt=1)
     assert buffer.submit(old[0]).outcome is SubmitOutcome.STALE
 

@@ -147,7 +147,7 @@ def test_chunks_stay_below_the_message_limit() -> None:
 
 def test_a_message_that_is_too_large_is_refused_with_its_first_piece() -> None:
     assembler = codec.Assembler(max_bytes=10)
-    with pytest.raises(SampleError, match="a message of 12 bytes; at most 10"):
+    with pytest.raises(SampleError, match="a message of 12 bytes; the limit is 10"):
         assembler.add(pb.Chunk(key=1, data=b"123456", size=12))
 
 
@@ -161,7 +161,7 @@ def test_a_message_that_is_too_large_is_refused_with_its_first_piece() -> None:
 def test_pieces_come_to_what_was_announced(pieces: list[bytes], came: int) -> None:
     assembler = codec.Assembler()
     assembler.add(pb.Chunk(key=1, data=pieces[0], size=6))
-    with pytest.raises(SampleError, match=f"pieces of {came} bytes came of a message of 6"):
+    with pytest.raises(SampleError, match=f"got {came} bytes of a message of 6 bytes"):
         assembler.add(pb.Chunk(key=1, data=pieces[1], last=True))
     assert not assembler.holds(1)
 

@@ -90,7 +90,7 @@ async def test_a_server_of_another_job_is_refused_at_once(address: str, secured:
 
 async def test_a_client_without_the_authority_is_told_what_it_lacks(address: str) -> None:
     with pytest.raises(
-        rpc.DeadlineError, match="it may want TLS, which this process was not given"
+        rpc.DeadlineError, match="it may require TLS, for which this process has no certificate"
     ):
         await ask(address, PLAIN, seconds=0.5)
 

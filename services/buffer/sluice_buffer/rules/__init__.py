@@ -1,1 +1,1 @@
-"""Rules of the buffer as pure functions: what may start, what is sound, what goes where."""
+"""Rules of the buffer as pure functions: admission, checks, filters, order, balance."""

@@ -1,9 +1,9 @@
-"""How many groups may be started, and when a job is given up. Pure.
+"""Pure rules for how many groups may be started, and when a job is given up.
 
 Groups are counted, not timed: with weights v at most (v + maxStaleness + 1) x batchSize groups may
 have been started that the filter keeps. A worker is admitted by the weights that its engine really
-serves, so that nothing of a later batch is started with older weights. `staleness` has the rest of
-what makes `maxStaleness` hold for every sample.
+serves, so no group of a later batch is started with older weights. `staleness` has the other rules
+that keep `maxStaleness` for every sample.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+# A group that came back so often by its worker's end or by an error may be what ends workers. A
+# worker gets only one such group at a time, so that harmless groups are cleared and the harmful one
+# is identified.
 SUSPECT_FAILURES = 2
-"""A group that came back so often by its worker's end or by an error may be what ends workers. It
-is handed out alone among its like: a worker has one such group at a time, so that innocent ones are
-cleared and the guilty one is known."""
+# A group that came back so often fails for good, or it would go round for ever.
 MAX_FAILURES = 5
-"""A group that came back so often is failed for good: it would go round for ever."""
 
 
 def barren_limit(batch_size: int) -> int:
-    """Failed groups in a row, without one usable sample between them,
-    after which the job is given up.
+    """Return the number of failed groups in a row after which the job is given up.
 
-    Two batches tell that it is not chance; the bounds are for tiny and for very large batches.
+    It counts groups without one usable sample between them. Two batches show that it is not chance;
+    the bounds are for tiny and for very large batches.
     """
     return min(max(2 * batch_size, 32), 512)
 
 
 def filter_limit(batch_size: int) -> int:
-    """Groups in a row that the dynamic filter may drop before the job is given up.
+    """Return the number of groups in a row that the dynamic filter may drop before the job ends.
 
     A weak model may have one usable group in a hundred at first, and it learns from those: that so
     many in a row are dropped then is a chance of 1 in 30,000. verl gives up after ten batches.
@@ -39,7 +39,7 @@ def filter_limit(batch_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """The settings that decide."""
+    """Settings of the job that decide on admission."""
 
     batch_size: int
     samples_per_prompt: int
@@ -48,18 +48,19 @@ class AdmissionPolicy:
     partial: bool
     sync: bool
     total_steps: int
+    # Length of the prompt stream; None if it never ends.
     stream_end: int | None
-    """Length of the prompt stream; None: it never ends."""
 
     @property
     def strict(self) -> bool:
-        """True where no sample may be older than maxStaleness."""
+        """True if no sample may be older than maxStaleness."""
         return self.over_sampling == 1.0 and not self.partial
 
 
 def admitted(policy: AdmissionPolicy, version: int) -> int:
-    """How many groups, not counting filtered and failed ones, may have been started once `version`
-    is there.
+    """Return how many groups may have been started once `version` exists.
+
+    Filtered and failed groups do not count.
     """
     if version < 0:
         return 0
@@ -71,10 +72,21 @@ def admitted(policy: AdmissionPolicy, version: int) -> int:
 def may_start(
     policy: AdmissionPolicy, *, version: int, worker_version: int, kept: int, next_group: int
 ) -> int:
-    """How many new groups a worker may start that serves `worker_version`.
+    """Return how many new groups a worker that serves `worker_version` may start.
 
-    kept: groups started and neither filtered nor failed.
-    next_group: the first group that was never leased.
+    Parameters
+    ----------
+    policy
+        Settings of the job.
+    version
+        Newest weight version.
+    worker_version
+        Weight version that the worker serves.
+    kept
+        Groups that were started and neither filtered nor failed.
+    next_group
+        First group that was never leased.
+
     """
     room = admitted(policy, min(version, worker_version)) - kept
     left = room if policy.stream_end is None else policy.stream_end - next_group
@@ -82,14 +94,14 @@ def may_start(
 
 
 def may_continue(policy: AdmissionPolicy, *, version: int, worker_version: int) -> bool:
-    """True where a worker that serves `worker_version` may take a group that came back."""
+    """True if a worker that serves `worker_version` may take a group that came back."""
     return worker_version >= version - policy.max_staleness
 
 
 def total_steps(*, steps: int | None, epochs: int | None, epoch_size: int, batch_size: int) -> int:
-    """Training steps of the job.
+    """Return the training steps of the job.
 
-    Batches run over epoch boundaries; an incomplete last one is left out.
+    Batches run over epoch boundaries; an incomplete last batch is left out.
     """
     if steps is not None:
         return steps

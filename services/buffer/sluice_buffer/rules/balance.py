@@ -1,5 +1,6 @@
-"""Which sequence goes to which rank and optimizer step. Pure: the same lengths give the same answer
-on every retry.
+"""Pure rules for which sequence goes to which rank and optimizer step.
+
+The same lengths give the same answer on every retry.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections.abc import Sequence
 
 
 def optimizer_steps(sequences: int, steps_per_batch: int) -> list[int]:
-    """The optimizer step of each sequence: equal consecutive parts in batch order, whatever the
-    number of ranks is.
+    """Return the optimizer step of each sequence.
+
+    Steps are equal consecutive parts in batch order, whatever the number of ranks is.
     """
     if sequences % steps_per_batch:
         raise ValueError(
@@ -21,9 +23,10 @@ def optimizer_steps(sequences: int, steps_per_batch: int) -> list[int]:
 
 
 def costs(lengths: Sequence[int], balance_tokens: float) -> list[float]:
-    """Costs of training on sequences, in units of a short one's token: n (1 + n / n0).
+    """Return costs of training on sequences, in units of a short sequence's token: n (1 + n / n0).
 
-    balance_tokens: n0, the length at which attention costs as much as all else; 0: tokens alone.
+    `balance_tokens` is n0, the length at which attention costs as much as all else; 0 counts tokens
+    alone.
     """
     if not balance_tokens:
         return list(lengths)
@@ -31,11 +34,10 @@ def costs(lengths: Sequence[int], balance_tokens: float) -> list[float]:
 
 
 def balance(costs: Sequence[float], ranks: int) -> list[int]:
-    """The rank of each sequence: dearest first to the rank with the least
-    to do (LPT, Graham 1969).
+    """Return the rank of each sequence: dearest first to the rank with the least work.
 
-    The loads differ by at most the dearest sequence, and no rank is empty while another has two.
-    Ties go to the rank with fewer sequences, then to the lower rank.
+    LPT (Graham 1969): the loads differ by at most the dearest sequence, and no rank is empty while
+    another has two. Ties go to the rank with fewer sequences, then to the lower rank.
     """
     heap = [(0.0, 0, rank) for rank in range(ranks)]
     result = [0] * len(costs)
@@ -47,7 +49,7 @@ def balance(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 def assign(costs: Sequence[float], steps_per_batch: int, ranks: int) -> list[tuple[int, int]]:
-    """(optimizer step, rank) of each sequence: balanced within each optimizer step."""
+    """Return (optimizer step, rank) of each sequence, balanced within each optimizer step."""
     steps = optimizer_steps(len(costs), steps_per_batch)
     part = len(costs) // steps_per_batch
     chosen: list[int] = []

@@ -1,10 +1,9 @@
-"""A submitted group: is it sound, and what is in it. The hot path of Submit: it reads the
-message, and builds nothing.
+"""Check of a submitted group, and its facts. The hot path of Submit: it builds no objects.
 
-`sluice.samples.sample` states the invariants and words the errors. Here the same invariants are
-checked for a whole group at once on the packed bytes; only a group that does not pass is decoded,
-to be refused with the name of the field. tests/unit/buffer/test_buffer_checks.py holds both against
-each other.
+`sluice.samples.sample` states the invariants and words the errors. This module checks the same
+invariants for a whole group at once on the packed bytes; only a group that does not pass is
+decoded, and then refused with the name of the field. tests/unit/buffer/test_buffer_checks.py
+compares the two.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import SampleFacts, pack_fact, pack_facts
 
+# A group, parsed as a whole or sample by sample.
 AnyGroup = pb.SampleGroup | SerializedGroup
-"""A group, parsed as a whole or sample by sample."""
+# Values of so many bytes are checked at a time. One check of many bytes costs less than many
+# checks, but needs a copy.
 _TOGETHER_BYTES = 1 << 20
-"""Values of so many bytes are looked at together: one look costs less than many, but they are
-copied for it."""
 _FAILED = pb.SAMPLE_STATUS_FAILED
 _JUDGED = (pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED)
 
@@ -45,8 +44,8 @@ _JUDGED = (pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED)
 class Limits:
     """Bounds that the state of the job sets for a submitted group.
 
-    newest: version of the newest weights that can be at an engine. vocabulary: tokens of the
-    model's embedding.
+    `newest` is the newest weight version that an engine can have, `vocabulary` the number of tokens
+    of the model's embedding.
     """
 
     newest: int
@@ -58,17 +57,17 @@ UNLIMITED = Limits(newest=(1 << 63) - 1, vocabulary=1 << 31)
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """The content of a sound group."""
+    """The content of a valid group."""
 
+    # Packed SampleFacts, one for each sample.
     summary: bytes
-    """Packed SampleFacts, one for each sample."""
     rewards: list[float]
+    # Rewards of each sample by seat; empty for failed samples and if the job has no seats.
     seat_rewards: list[dict[str, float]]
-    """Of each sample; empty where the job has no seats, and of failed ones."""
+    # The oldest weights that any token comes from.
     oldest: int
-    """The oldest weights that any token comes from."""
+    # Why samples failed; one entry for each failed sample.
     errors: list[str]
-    """Why samples failed; one entry for each failed sample."""
 
     @property
     def all_failed(self) -> bool:
@@ -78,7 +77,7 @@ class GroupFacts:
 def check_finished(
     message: AnyGroup, samples_per_prompt: int, version: int, limits: Limits = UNLIMITED
 ) -> GroupFacts:
-    """Check a submitted group: whatever passes can be decoded and trained on.
+    """Check a submitted group: any group that passes can be decoded and trained on.
 
     Parameters
     ----------
@@ -87,7 +86,7 @@ def check_finished(
     samples_per_prompt
         Samples that it must have.
     version
-        The weights that stand for a sample which names none.
+        Weight version of samples that do not name any.
     limits
         Bounds of token ids and versions.
 
@@ -104,12 +103,12 @@ def check_finished(
     try:
         checked = _fast(message, samples_per_prompt, version, limits)
         return checked or _slow(_decoded(message, samples_per_prompt, limits), version)
-    except DecodeError as error:  # of a sample: a large group is parsed sample by sample
+    except DecodeError as error:  # a large group is parsed sample by sample
         raise SampleError(f"not a SampleGroup: {error}") from error
 
 
 def _decoded(message: AnyGroup, samples_per_prompt: int, limits: Limits) -> SampleGroup:
-    """The group, checked field by field. Raises SampleError."""
+    """Decode the group and check it field by field. Raises SampleError."""
     for sample in message.samples:
         _metadata(sample)
     try:
@@ -133,7 +132,7 @@ def _check_limits(sample: Sample, limits: Limits) -> None:
 
 
 def _metadata(sample: pb.Sample) -> dict[str, Any]:
-    """The metadata of a sample, which other processes can read. Raises SampleError."""
+    """Return the metadata of a sample, if other processes can read it. Raises SampleError."""
     if not sample.metadata_json:
         return {}
     name = f"samples[{sample.index}].metadataJson"
@@ -149,8 +148,9 @@ def _metadata(sample: pb.Sample) -> dict[str, Any]:
 
 
 def _slow(group: SampleGroup, version: int) -> GroupFacts:
-    """The facts of a group that is sound, but not at first sight (log-probs that are NaN where
-    nothing is trained).
+    """Return the facts of a group that the fast check cannot pass.
+
+    Its log-probs may be NaN for tokens that are not trained.
     """
     facts, errors = [], []
     for sample in group.samples:
@@ -174,7 +174,7 @@ def _slow(group: SampleGroup, version: int) -> GroupFacts:
 
 
 def _routed(sequence: pb.Sample | pb.Branch) -> bool:
-    """True where its experts are a table that leaves out the last token."""
+    """True if the experts are a table of fewer rows than the sequence has tokens."""
     experts = sequence.routed_experts
     cells = experts.rows * experts.bytes_per_id
     within = 0 < 4 * experts.rows < len(sequence.tokens)
@@ -184,7 +184,7 @@ def _routed(sequence: pb.Sample | pb.Branch) -> bool:
 def _fast(
     message: AnyGroup, samples_per_prompt: int, version: int, limits: Limits
 ) -> GroupFacts | None:
-    """The facts of a group that is sound beyond doubt; None otherwise."""
+    """Return the facts of a group that is valid beyond doubt; None otherwise."""
     samples = message.samples
     if len(samples) != samples_per_prompt:
         return None
@@ -205,7 +205,7 @@ def _fast(
         elif (
             status not in _JUDGED
             or (reward == 0.0 and not sample.HasField("reward"))
-            or any(one.seat and one.seat not in seats for one in (sample, *sample.branches))
+            or any(part.seat and part.seat not in seats for part in (sample, *sample.branches))
         ):
             return None
         versions = min(oldest_of), max(newest_of)
@@ -224,12 +224,12 @@ def _fast(
 
 @dataclass(slots=True)
 class _Values:
-    """The values of a group's tokens, to be looked at together."""
+    """Values of a group's tokens, collected to be checked together."""
 
     vocabulary: int
     tokens: list[bytes] = field(default_factory=list)
+    # Masks that are not all ones.
     masks: list[bytes] = field(default_factory=list)
-    """Those that are not all ones."""
     log_probs: list[bytes] = field(default_factory=list)
     size: int = 0
     sound: bool = True
@@ -237,8 +237,9 @@ class _Values:
     def add(
         self, sequence: pb.Sample | pb.Branch, version: int
     ) -> tuple[int, int, int, int] | None:
-        """(tokens, trained tokens, oldest and newest version) of a sequence; None where its fields
-        do not fit together.
+        """Return (tokens, trained tokens, oldest and newest version) of a sequence.
+
+        None if its fields do not fit together.
         """
         tokens, mask, probs = sequence.tokens, sequence.loss_mask, sequence.rollout_log_probs
         n, size, taught = sequence.response_length, len(tokens), sequence.teacher_log_probs
@@ -259,9 +260,7 @@ class _Values:
         return size >> 2, trainable, *spans
 
     def are_sound(self) -> bool:
-        """Token ids of the vocabulary, masks of 0 and 1, log-probs that can be, in all that was
-        added.
-        """
+        """True if all added token ids, masks and log-probs are in their ranges."""
         self.sound = self.sound and _are_sound(
             self.tokens, self.masks, self.log_probs, self.vocabulary
         )
@@ -270,9 +269,7 @@ class _Values:
 
 
 def _spans(spans: Any, n: int, version: int) -> tuple[int, int] | None:
-    """(oldest, newest) version of the spans;
-    None where they do not cover the response without a gap.
-    """
+    """Return the (oldest, newest) version of spans; None if they leave a gap in the response."""
     if not spans:
         return version, version
     at, versions = 0, []
@@ -308,21 +305,21 @@ def _are_sound(
         return False
     if masks and int(np.frombuffer(b"".join(masks), dtype=np.uint8).max(initial=0)) > 1:
         return False
-    # NaN, which is neither, of tokens that are not trained is for the slow check
+    # NaN is neither. Tokens that are not trained may have it: the slow check decides.
     probs = np.frombuffer(b"".join(log_probs), dtype="<f4")
     return not len(probs) or bool(probs.min() >= MIN_LOG_PROB and probs.max() <= MAX_LOG_PROB)
 
 
 def check_partial(message: AnyGroup, samples_per_prompt: int, limits: Limits = UNLIMITED) -> None:
-    """Raise SampleError where returned samples could not be continued.
+    """Raise SampleError if returned samples could not be continued.
 
-    Not every sample needs to be there.
+    Samples may be missing.
     """
     seen: set[int] = set()
     try:
-        for one in message.samples:
-            _metadata(one)
-            sample = sample_from_message(one)
+        for encoded in message.samples:
+            _metadata(encoded)
+            sample = sample_from_message(encoded)
             if sample.index in seen or not 0 <= sample.index < samples_per_prompt:
                 raise SampleError(
                     f"samples[{sample.index}].index: twice, or not below {samples_per_prompt}"
@@ -345,7 +342,7 @@ def _unjudged(sample: Sample) -> Sample:
 
 
 def oldest_version(message: AnyGroup) -> int | None:
-    """The oldest weights that any token comes from; None where there is no token yet."""
+    """Return the oldest weights that any token comes from; None if there is no token yet."""
     spans = (
         span
         for sample in message.samples
@@ -356,7 +353,7 @@ def oldest_version(message: AnyGroup) -> int | None:
 
 
 def progress(message: AnyGroup) -> int:
-    """Response tokens that are there."""
+    """Return the number of response tokens of all samples."""
     return sum(
         sequence.response_length
         for sample in message.samples
@@ -365,10 +362,10 @@ def progress(message: AnyGroup) -> int:
 
 
 def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
-    """A failed sample as it goes into a batch: reward 0, nothing trainable,
-    at least the prompt's tokens.
+    """Return a sample as it goes into a batch: a failed one with reward 0 and no trained token.
 
-    It stays in the batch so that batchSize x samplesPerPrompt sequences are there, whatever failed.
+    A failed sample keeps at least the prompt's tokens. It stays in the batch so that a batch always
+    has batchSize x samplesPerPrompt sequences.
     """
     if sample.status != _FAILED:
         return sample
@@ -385,7 +382,7 @@ def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
 
 
 def prompt_tokens(samples: Iterable[pb.Sample]) -> bytes:
-    """The prompt's token ids, from the first sample that has any."""
+    """Return the prompt's token ids, from the first sample that has any."""
     for sample in samples:
         if sample.tokens:
             return bytes(sample.tokens[: len(sample.tokens) - 4 * sample.response_length])

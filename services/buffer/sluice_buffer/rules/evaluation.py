@@ -1,4 +1,4 @@
-"""Metrics of an evaluation. Pure: from the facts of every group of a data set."""
+"""Metrics of an evaluation, as a pure function of the facts of every group of a data set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from sluice_buffer.group import SampleFacts
 
 
 def failed_facts(samples: int, version: int) -> list[SampleFacts]:
-    """Facts that stand for a group that could not be finished: it counts, with reward 0."""
+    """Return facts of a group that could not be finished: it counts, with reward 0."""
     return [SampleFacts(0, 0, 0, pb.SAMPLE_STATUS_FAILED, 0.0, version, version)] * samples
 
 
 def metrics(groups: Sequence[Sequence[SampleFacts]], ks: Sequence[int]) -> dict[str, float]:
-    """Metrics of one data set. weight_version: what sampled it; in asynchronous training that may
-    be newer than what the evaluation was opened for. A failed sample is wrong, with reward 0;
-    lengths are of samples that did not fail.
+    """Return metrics of one data set.
+
+    A failed sample counts as wrong, with reward 0; lengths are of samples that did not fail.
+    `weight_version` is what sampled the responses; in asynchronous training it may be newer than
+    the version that the evaluation was opened for.
+
+    Parameters
+    ----------
+    groups
+        Facts of the samples of each group.
+    ks
+        Numbers of samples for which pass@k and its like are computed.
+
     """
     samples = [fact for group in groups for fact in group]
     lengths = [f.response_length for f in samples if f.status != pb.SAMPLE_STATUS_FAILED] or [0]

@@ -1,5 +1,6 @@
-"""Which finished groups are worth training on. Pure; user code never runs here: a worker applies it
-and tells us.
+"""Pure rules for which finished groups are worth training on.
+
+User code never runs here: a worker applies it and reports the result.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _EPS = 1e-6
 
 
 def nonzero_std(rewards: Sequence[float]) -> bool:
-    """Keep groups whose rewards differ: equal ones have advantage 0 (slime:
-    check_reward_nonzero_std; DAPO).
+    """True if rewards differ: with equal ones every advantage is 0.
+
+    As slime's check_reward_nonzero_std, and DAPO.
     """
     return (
         len(rewards) > 0
@@ -26,17 +28,18 @@ def nonzero_std(rewards: Sequence[float]) -> bool:
 
 
 def zero_std(rewards: Sequence[float]) -> str:
-    """The reason, as slime words it: `zero_std_1.0`.
+    """Return the reason in slime's words: `zero_std_1.0`.
 
-    Only usual rewards are named: each name is a counter.
+    Only usual rewards are named, because each name is a counter.
     """
     reward = rewards[0] if rewards else 0.0
     return f"zero_std_{reward:.1f}" if -1 <= reward <= 1 else "zero_std"
 
 
 def counter_name(reason: str) -> str:
-    """A reason as part of a counter's name:
-    few, short, without what differs from prompt to prompt.
+    """Return a reason as part of a counter's name.
+
+    Names are few and short, without text that differs from prompt to prompt.
     """
     if re.fullmatch(r"zero_std(_-?[01]\.\d)?", reason):
         return reason
@@ -45,8 +48,9 @@ def counter_name(reason: str) -> str:
 
 
 def worker_filter(metadata_json: str) -> str | None:
-    """The reason for which the worker's own filter dropped the group
-    (first sample's metadata), or None.
+    """Return why the worker's filter dropped the group; None if it did not.
+
+    The reason is in the metadata of the group's first sample.
     """
     if '"filtered"' not in metadata_json:
         return None
@@ -58,14 +62,22 @@ def worker_filter(metadata_json: str) -> str | None:
 def dynamic_filter(
     name: str | None, rewards: Sequence[float], seat_rewards: Sequence[Mapping[str, float]] = ()
 ) -> str | None:
-    """The reason for which the built-in filter `name` drops the group, or None where
-    it keeps it.
+    """Return why the built-in filter drops a group; None if it keeps it.
 
-    rewards: of the samples. seat_rewards: of their seats, where the job has any: a group is kept
-    where the rewards of one seat differ, as each is compared with itself. A sample without one, as
-    a failed one, counts as 0.
+    If the job has seats, a group is kept if the rewards of one seat differ, as each seat is
+    compared with itself only.
+
+    Parameters
+    ----------
+    name
+        Name of the filter; None if the job has no built-in one.
+    rewards
+        Reward of each sample.
+    seat_rewards
+        Rewards of each sample by seat. A sample without one, as a failed sample, counts as 0.
+
     """
-    seats = sorted({seat for of_sample in seat_rewards for seat in of_sample})
-    of_seats = [[one.get(seat, 0.0) for one in seat_rewards] for seat in seats]
-    learnable = any(map(nonzero_std, of_seats)) if seats else nonzero_std(rewards)
+    seats = sorted({seat for rewards_by_seat in seat_rewards for seat in rewards_by_seat})
+    by_seat = [[sample.get(seat, 0.0) for sample in seat_rewards] for seat in seats]
+    learnable = any(map(nonzero_std, by_seat)) if seats else nonzero_std(rewards)
     return zero_std(rewards) if name == NONZERO_STD and not learnable else None

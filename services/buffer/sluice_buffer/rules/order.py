@@ -1,18 +1,17 @@
-"""Position in the job's infinite stream of prompts -> (epoch, source, row). Pure, and a matter of
-integers only.
+"""Pure map from a position in the job's endless stream of prompts to (epoch, source, row).
 
 An **epoch** takes every source's rows `weight` times: with weight 1 each row exactly once, with
 weight 2 twice, with weight 0.5 half of them, and the other half in the next epoch. (A source of n
-rows gives max(1, round(weight x n)) prompts to each epoch and walks through its rows in passes
-that need not begin where an epoch does: no row comes up again before all rows of its source
-have.) With `shuffle`, both the mixture of sources in an epoch and each pass over a source's rows
-have a new order, drawn from the seed. Without it rows come in file order, sources spread evenly
-over the epoch.
+rows gives max(1, round(weight x n)) prompts to each epoch and goes through its rows in passes that
+need not begin where an epoch does: no row comes up again before all rows of its source have.) With
+`shuffle`, both the mixture of sources in an epoch and each pass over a source's rows have a new
+order, drawn from the seed. Without it rows come in file order, and sources are spread evenly over
+the epoch.
 
-Permutations are computed for one position at a time (a Feistel network over the next power of four,
-walked until it is in range; Black and Rogaway 2002), so no list of rows is ever kept or stored, and
-the order depends on no library's random numbers: a job that was begun with one image goes on in the
-same order with another.
+A permutation is computed for one position at a time (a Feistel network over the next power of four,
+walked until it is in range; Black and Rogaway 2002), so no list of rows is kept or stored. All
+arithmetic is on integers, without a library's random numbers: a job that was begun with one image
+continues in the same order with another.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class RowPosition(NamedTuple):
 
 
 def permute(position: int, size: int, *key: int) -> int:
-    """Where `position` goes in the permutation of range(size) that the numbers of `key` name."""
+    """Return the place of `position` in the permutation of range(size) that `key` selects."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     seed = ".".join(map(str, key)).encode()
@@ -54,7 +53,10 @@ def permute(position: int, size: int, *key: int) -> int:
 
 @dataclass(frozen=True)
 class Order:
-    """The stream of one job. sizes, weights: rows and weight of each source."""
+    """The prompt stream of one job.
+
+    `sizes` and `weights` are the rows and the weight of each source.
+    """
 
     sizes: Sequence[int]
     weights: Sequence[float]
@@ -79,9 +81,9 @@ class Order:
 
     @cached_property
     def _interleaved(self) -> npt.NDArray[np.int64]:
-        """Without shuffle: the slots of an epoch, each source's spread evenly over it."""
-        where = np.concatenate([(np.arange(n) + 0.5) / n for n in self.shares])
-        return np.argsort(where, kind="stable")
+        """Slots of an epoch without shuffle, each source's spread evenly over it."""
+        fractions = np.concatenate([(np.arange(n) + 0.5) / n for n in self.shares])
+        return np.argsort(fractions, kind="stable")
 
     def place(self, group_id: int) -> RowPosition:
         epoch, position = divmod(group_id, self.epoch_size)

@@ -1,4 +1,4 @@
-"""By which step a group must be trained, so that `maxStaleness` holds for every sample. Pure.
+"""Pure rules for the step by which a group must be trained, so that `maxStaleness` holds.
 
 Step s trains weights s - 1, so a group whose oldest token comes from weights v is due by step
 v + maxStaleness + 1. A step takes exactly batchSize groups. All groups that are in work or finished
@@ -13,16 +13,16 @@ decisions keep the inequality true, whatever order groups finish in:
   groups `admission.may_start` counts the same);
 * a batch is fixed only if the inequality still holds without it (`stragglers`), and takes what is
   due first (`earliest`);
-* a finished group whose weights turn out older than those it was leased for, and for which there is
-  no room, is generated again.
+* a finished group is generated again if its weights are older than those it was leased for, and
+  there is no room for it.
 
 A worker with the newest weights always finds room, so waiting for groups in work never blocks the
 job: they finish, or come back and go to such a worker.
 
-`overSampling` and `partial` are the user's decision for the opposite, "take what finishes first":
-then nobody waits for a straggler, and what is older than the bound is trained all the same and
-counted (`stale_groups`). In mode sync without `partial`, which promises samples of the newest
-weights alone, a surplus group is generated again (`outdated`).
+With `overSampling` or `partial` the user decides for the opposite, to take what finishes first: a
+batch does not wait for stragglers, and groups older than the bound are trained all the same and
+counted (`stale_groups`). Mode sync without `partial` promises samples of the newest weights alone,
+so a surplus group is generated again (`outdated`).
 """
 
 from __future__ import annotations
@@ -44,17 +44,26 @@ class Stragglers(NamedTuple):
 
 
 def due(policy: AdmissionPolicy, version: int) -> int:
-    """The last step that may train a group whose oldest weights are `version`."""
+    """Return the last step that may train a group whose oldest weights are `version`."""
     return version + policy.max_staleness + 1
 
 
 def places_left(
     policy: AdmissionPolicy, *, step: int, version: int, outstanding: Mapping[int, int]
 ) -> int:
-    """How many more groups may be generated with weights `version` and still be trained in time.
+    """Return how many more groups may be generated with `version` and be trained in time.
 
-    step: the next batch that is not fixed.
-    outstanding: number of groups in work or finished, by the version of their oldest weights.
+    Parameters
+    ----------
+    policy
+        Settings of the job.
+    step
+        Next batch that is not fixed.
+    version
+        Weights that the groups would be generated with.
+    outstanding
+        Number of groups in work or finished, by the version of their oldest weights.
+
     """
     first = due(policy, version)
     if version < 0 or first < step:
@@ -71,20 +80,27 @@ def places_left(
 def stragglers(
     policy: AdmissionPolicy, *, step: int, in_work: Mapping[int, int], finished: Mapping[int, int]
 ) -> Stragglers | None:
-    """The groups in work that must finish before batch `step` is fixed; None if it can be.
+    """Return groups in work that must finish before batch `step` is fixed; None if it can be.
 
-    Without them the batch would take younger groups, and those that are left would not all fit into
-    the steps until they are due.
+    Without them the batch would take younger groups, and the groups that are left would not all fit
+    into the steps until they are due.
 
-    step: the next batch that is not fixed.
-    in_work, finished: number of groups, by the version of their oldest weights.
+    Parameters
+    ----------
+    policy
+        Settings of the job.
+    step
+        Next batch that is not fixed.
+    in_work, finished
+        Number of groups, by the version of their oldest weights.
+
     """
     working = done = 0
     for oldest in sorted({*in_work, *finished}):
         working += in_work.get(oldest, 0)
         done += finished.get(oldest, 0)
         if done >= policy.batch_size:
-            return None  # the whole batch is due by then: nothing younger takes a place
+            return None  # the whole batch is due by then: it takes no younger group
         last = max(due(policy, oldest), step)
         surplus = working - (last - step) * policy.batch_size
         if surplus > 0:
@@ -93,9 +109,10 @@ def stragglers(
 
 
 def earliest(finished: Mapping[int, Collection[int]], count: int) -> list[int]:
-    """The `count` groups that are due first, the lowest ids among equals; in order of their ids.
+    """Return the `count` groups that are due first, ordered by id.
 
-    finished: ids of finished groups, by the version of their oldest weights.
+    Among equals the lowest ids are taken. `finished` has ids of finished groups by the version of
+    their oldest weights.
     """
     chosen: list[int] = []
     for oldest in sorted(finished):
@@ -104,10 +121,10 @@ def earliest(finished: Mapping[int, Collection[int]], count: int) -> list[int]:
 
 
 def outdated(policy: AdmissionPolicy, *, version: int, start_version: int) -> bool:
-    """True for a group that must be generated again now that `version` is there."""
+    """True if a group must be generated again now that `version` exists."""
     return policy.sync and not policy.partial and start_version < version - policy.max_staleness
 
 
 def stale(policy: AdmissionPolicy, *, step: int, min_version: int) -> bool:
-    """True for a group of batch `step` that is older than the bound."""
+    """True if a group of batch `step` is older than the bound."""
     return step > due(policy, min_version)

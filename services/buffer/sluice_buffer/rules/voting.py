@@ -12,8 +12,10 @@ _SILENT = "-"
 
 
 def votes(answers: Sequence[float | None]) -> str:
-    """The answers of a group by number, in the order of their coming: `0 1 0 -`; "" where there is
-    none at all. answers: of each sample, a number that is equal for equal ones.
+    """Return the answers of a group, numbered in the order of their first use: `0 1 0 -`.
+
+    `answers` has a number for each sample, equal for equal answers, or None. The result is empty if
+    no sample has an answer.
     """
     if all(answer is None for answer in answers):
         return ""
@@ -27,30 +29,39 @@ def votes(answers: Sequence[float | None]) -> str:
 def majority(
     groups: Sequence[tuple[Sequence[SampleFacts], str]], ks: Iterable[int]
 ) -> dict[str, float]:
-    """`maj@k` -> how often the answer that most of k samples give is right (reward 1), k above 1.
+    """Return `maj@k` for each k above 1: how often the majority of k samples is right.
 
-    Of a group of n the mean over its n // k blocks of k samples, each of which votes once; of
-    equally frequent answers the first counts (verl). groups: the facts and `votes` of each; those
-    without votes are left out.
+    A right answer has reward 1. A group of n samples counts with the mean over its n // k blocks of
+    k samples, each of which votes once; among equally frequent answers the first counts (verl).
+
+    Parameters
+    ----------
+    groups
+        Facts and `votes` of each group. Groups without votes are left out.
+    ks
+        Numbers of samples that vote.
+
     """
     ballots = [(facts, text.split(" ")) for facts, text in groups if text]
-    ballots = [(facts, said) for facts, said in ballots if len(facts) == len(said)]
+    ballots = [(facts, answers) for facts, answers in ballots if len(facts) == len(answers)]
     rates = {}
     for k in ks:
-        scores = [_of_blocks(facts, said, k) for facts, said in ballots if len(facts) >= k > 1]
+        scores = [
+            _mean_of_blocks(facts, answers, k) for facts, answers in ballots if len(facts) >= k > 1
+        ]
         if scores:
             rates[f"maj@{k}"] = fmean(scores)
     return rates
 
 
-def _of_blocks(facts: Sequence[SampleFacts], said: Sequence[str], k: int) -> float:
+def _mean_of_blocks(facts: Sequence[SampleFacts], answers: Sequence[str], k: int) -> float:
     starts = range(0, len(facts) - k + 1, k)
-    return fmean(_is_right(facts[i : i + k], said[i : i + k]) for i in starts)
+    return fmean(_is_right(facts[i : i + k], answers[i : i + k]) for i in starts)
 
 
-def _is_right(facts: Sequence[SampleFacts], said: Sequence[str]) -> bool:
-    counts = Counter(answer for answer in said if answer != _SILENT)
+def _is_right(facts: Sequence[SampleFacts], answers: Sequence[str]) -> bool:
+    counts = Counter(answer for answer in answers if answer != _SILENT)
     if not counts:
         return False
     winner = counts.most_common(1)[0][0]
-    return facts[said.index(winner)].reward == 1
+    return facts[answers.index(winner)].reward == 1

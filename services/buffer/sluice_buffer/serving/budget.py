@@ -1,6 +1,4 @@
-"""The memory that messages under way may take: whoever has no room waits, in the
-order of asking.
-"""
+"""Memory for messages under way, given to calls in the order of their coming."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ class Budget:
     async def reserve(self, size: int) -> None:
         """Wait until `size` bytes are free, and take them.
 
-        Larger ones than the limit count as the limit.
+        A size above the limit counts as the limit.
         """
         size = min(size, self.limit)
         if self._waiting or self.used + size > self.limit:
@@ -32,20 +30,20 @@ class Budget:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self.free(size)  # it was given to us while we were being cancelled
+                    self.free(size)  # the bytes came while this task was being cancelled
                 self._next()
                 raise
         else:
             self._take(size)
 
     def free(self, size: int) -> None:
-        """Give back what `reserve` took."""
+        """Return bytes that `reserve` took."""
         self.used -= min(size, self.limit)
         self._next()
 
     @asynccontextmanager
     async def reserved(self, size: int) -> AsyncIterator[None]:
-        """Hold `size` bytes while a block runs."""
+        """Hold `size` bytes while the context lasts."""
         await self.reserve(size)
         try:
             yield

@@ -1,8 +1,8 @@
 """Group commit: transitions run at once on the event loop, their answers wait for the disk.
 
-While one write is under way, all transitions that come in gather for the next one, so the cost of a
-sync is shared by as many calls as arrive during a sync. The write itself runs on a thread of its
-own and holds no Python lock while it waits.
+While a write is under way, new transitions gather for the next one, so as many calls share the cost
+of a sync as arrive during one. The write runs on a separate thread, and holds no Python lock while
+it waits.
 """
 
 from __future__ import annotations
@@ -24,49 +24,51 @@ T = TypeVar("T")
 _Done = Callable[[Any, Exception | None], None]
 _Entry = tuple[Callable[[], Any], Any, _Done]
 _log = structlog.get_logger("buffer")
+# Writes start at least this far apart, so that more calls share the cost of one under load. A call
+# that comes alone does not wait.
 PACE_SECONDS = 0.004
-"""Writes start no closer together than this, so that under load more calls share the cost of one. A
-call that comes alone does not wait."""
+# A write of so many bytes is worth a sync at once.
 BULK_BYTES = 4 << 20
-"""A write of so much is worth its own sync."""
+# At most this many bytes, and one group more, wait for a write: LMDB holds a copy of all that it
+# writes at once.
 STAGED_BYTES = 16 << 20
-"""No more than this waits for one write (and one group more): LMDB holds a copy of all that it
-writes at once."""
+# If values have this mean size, they are copied while the event loop runs on, not before.
 _LARGE_VALUE = 64 << 10
-"""Values of this mean size are better copied beside the event loop than before it goes on."""
+# Longest time that the event loop waits for a write to be staged; see Storage.write.
 _STAGE_SECONDS = 0.1
-"""No longer than this does the loop stand still for a write to get ready; see Storage.write."""
 
 
 class Committer:
-    """Runs transitions of one buffer and tells when they are durable. Belongs to one event loop."""
+    """Runs transitions of a buffer, and reports when they are durable.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
+        # Gets an exception once the storage cannot be used any more. The process should end then.
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets an exception when the storage cannot be used any more; the process should end."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="storage")
         self._waiting: list[_Entry] = []
+        # Transitions that came while the memory is loaded again.
         self._postponed: list[tuple[Callable[[], Any], _Done]] = []
-        """Transitions that came while the memory is loaded again."""
         self._recovery: asyncio.Task[None] | None = None
         self._flying = False
         self._started = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._watchers: set[asyncio.Future[None]] = set()
+        # Number of writes that have finished.
         self.changes = 0
-        """Number of writes that have landed."""
+        # Called after each finished write.
         self.landed_hooks: list[Callable[[], None]] = []
-        """Called after each write that has landed."""
 
     def apply(
         self, transition: Callable[[], T], done: Callable[[T | None, Exception | None], None]
     ) -> None:
-        """Run a transition now; call `done` with its result once that is durable, or with why it
-        was refused.
+        """Run a transition now, and call `done` once its result is durable or it was refused.
 
-        A transition may be run a second time, on a memory that was loaded again,
-        where its write failed.
+        `done` gets the result, or the error. If the write fails, the transition may run a second
+        time, on a memory that was loaded again.
         """
         if self._recovery:
             self._postponed.append((transition, done))
@@ -85,12 +87,12 @@ class Committer:
         self._kick()
 
     async def run(self, transition: Callable[[], T]) -> T:
-        """`apply` for one caller. Raises CallError or StorageError."""
+        """Run a transition and wait until it is durable. Raises CallError or StorageError."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def done(result: T | None, error: Exception | None) -> None:
             if future.done():
-                return  # the caller has gone away
+                return  # the caller has left
             if error is not None:
                 future.set_exception(error)
             else:
@@ -100,12 +102,12 @@ class Committer:
         return await future
 
     async def wait_for_space(self) -> None:
-        """Wait until what is staged for the next write is not more than can be copied at once."""
+        """Wait until no more is staged for the next write than can be copied at once."""
         while self.buffer.memory.batch.size >= STAGED_BYTES and not self.broken.done():
             await self.changed(self.changes, 1.0)
 
     def _kick(self) -> None:
-        """Start the next write, unless one is under way or the last one started a moment ago."""
+        """Start the next write, unless one is under way or the last one has just started."""
         bulky = self.buffer.memory.batch.size >= BULK_BYTES
         if self._flying or (self._timer and not bulky) or not self._waiting or self.broken.done():
             return
@@ -157,10 +159,10 @@ class Committer:
         self._kick()
 
     async def _recover(self, entries: list[_Entry], error: BaseException) -> None:
-        """A write failed: go back to what is on disk, and try each transition alone: only those
-        fail that must.
+        """Go back to the state on disk after a failed write, and try each transition alone.
 
-        All that waits for the disk is done beside the event loop: workers are answered meanwhile.
+        So only those transitions fail that must. All waiting for the disk is done off the event
+        loop: workers get answers meanwhile.
         """
         _log.warning(
             "write failed", error=str(error), transitions=len(entries) + len(self._waiting)
@@ -226,9 +228,7 @@ class Committer:
                 watcher.set_result(None)
 
     async def changed(self, since: int, seconds: float) -> None:
-        """Wait until something has become durable that was not when `changes` was `since`, for at
-        most `seconds`.
-        """
+        """Wait for a write that finishes after `changes` was `since`, for at most `seconds`."""
         if self.changes != since:
             return
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -242,11 +242,11 @@ class Committer:
             self._watchers.discard(watcher)
 
     async def close(self) -> None:
-        """Write what is left; the pool's thread ends."""
+        """Write all that is left, and end the thread."""
         await self.run(lambda: None)
         self._pool.shutdown(wait=True)
 
 
 def durable(buffer: Buffer, batch: WriteBatch | None = None) -> None:
-    """Write the present changes at once: for start-up and tests, where no loop runs."""
+    """Write the present changes at once, at start-up and in tests, before an event loop runs."""
     buffer.storage.write(batch or buffer.flush())

@@ -1,7 +1,6 @@
-"""A stream of groups that come in: put together, handed to the buffer, answered one by one once
-they are durable.
+"""A stream of groups from a worker: assembled, passed to the buffer, answered once durable.
 
-Nothing of a group is read before there is room in memory for all of it (budget.py). Until then the
+No part of a group is read before there is room in memory for all of it (budget.py). Until then the
 stream is not read, and HTTP/2 holds the sender back.
 """
 
@@ -27,19 +26,28 @@ from sluice_buffer.serving.metrics import RECEIVED_BYTES
 from sluice_buffer.state.storage import StorageError
 
 R = TypeVar("R")
+# A sender that has begun a group must send its next piece within this time: other senders wait for
+# the memory that the group holds.
 PIECE_SECONDS = 60.0
-"""A sender that has begun a group sends its next piece within this time: others wait for the memory
-that it holds."""
+# After an error the stream is read on for so long: a client that is still sending would otherwise
+# see its broken send (INTERNAL) in place of the error.
 _DRAIN_SECONDS = 0.2
-"""A stream that ends by an error is read on for so long: a client that is still sending would
-otherwise see its own broken send (INTERNAL) instead of our error."""
 
 
 class GroupReceiver(Generic[R]):
-    """One stream. `take(data)` is the transition for a group, `answer(key, result)` the message
-    that answers it.
+    """Receiver of a stream of groups.
 
-    `refuse(why)` is the result for a group that was not even read.
+    Parameters
+    ----------
+    take
+        Transition for the bytes of a group.
+    answer
+        Makes the message that answers a group from its key and the result.
+    refuse
+        Makes the result for a group that is not even read, from the reason.
+    seconds
+        Histogram of the time until a group is answered.
+
     """
 
     def __init__(
@@ -57,8 +65,8 @@ class GroupReceiver(Generic[R]):
         self._seconds = seconds
         self._largest = largest_group(budget.limit)
         self._assembler = Assembler(self._largest)
+        # Reserved bytes of each group whose pieces are arriving.
         self._reserved: dict[int, int] = {}
-        """Bytes that are reserved for each group whose pieces are coming."""
         self._skipped: set[int] = set()
         self._answers: list[Any] = []
         self._open = 0
@@ -67,8 +75,9 @@ class GroupReceiver(Generic[R]):
         self._news = asyncio.Event()
 
     async def serve(self) -> CallError | StorageError | None:
-        """Answer until the stream has ended. Returns the error that ends it early, after all
-        answers due before it.
+        """Answer groups until the stream ends.
+
+        Returns the error that ends it early, after all answers that are due before it.
         """
         reader = asyncio.create_task(self._read())
         try:
@@ -111,9 +120,7 @@ class GroupReceiver(Generic[R]):
             self._news.set()
 
     async def _next_piece(self) -> Any:
-        """The next piece, soon where others wait for the memory of a group that has begun; else
-        whenever it comes.
-        """
+        """Read the next piece, within PIECE_SECONDS if a group that has begun holds memory."""
         seconds = PIECE_SECONDS if self._reserved else None
         try:
             async with asyncio.timeout(seconds):
@@ -124,7 +131,7 @@ class GroupReceiver(Generic[R]):
             ) from None
 
     def _skip(self, chunk: common_pb2.Chunk) -> bool:
-        """True for pieces of a group that is refused: it is too large."""
+        """True for a piece of a group that is refused because it is too large."""
         if chunk.key in self._skipped:
             if chunk.last:
                 self._skipped.discard(chunk.key)
@@ -134,8 +141,8 @@ class GroupReceiver(Generic[R]):
         if not chunk.last:
             self._skipped.add(chunk.key)
         why = (
-            f"a group of {chunk.size} bytes; with its memory the buffer takes {self._largest} at "
-            "most. Make spec.buffer.memory larger, or the group smaller"
+            f"a group of {chunk.size} bytes; the memory of the buffer is enough for "
+            f"{self._largest}. Make spec.buffer.memory larger, or the group smaller"
         )
         prompt = prompt_of_beginning(chunk.data)
         if prompt is None:

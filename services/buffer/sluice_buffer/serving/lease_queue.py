@@ -1,7 +1,7 @@
-"""Workers that ask for prompts: what each may have, and who waits for how long.
+"""Workers that ask for prompts: how many each gets, and which of them wait for how long.
 
-Only as many of those that wait are called up as there is something for, those with the most room
-first: a thousand workers that wait cost a commit nothing.
+Only as many waiting workers are woken as there are groups for, those with the most room first: a
+thousand workers that wait add nothing to the cost of a commit.
 """
 
 from __future__ import annotations
@@ -22,37 +22,42 @@ from sluice_buffer.transitions.leases import LeaseCall
 
 Transition = Callable[[], list[GroupKey]]
 
+# If no worker has asked or was answered for so long, all have come that will: workers that were
+# answered and did not ask again lose their share. A thousand workers take seconds, one after the
+# other.
 QUIET_SECONDS = 1.0
-"""Once nobody has asked or was answered for so long, all have come that will: those that were
-answered and did not ask again get no part any more. A thousand workers take seconds, one after the
-other."""
+# Longest time that a worker leaves the rest of the groups to others.
 SHARE_SECONDS = 5.0
-"""The longest that a worker leaves the rest to others, whatever they do."""
 
 
 @dataclass(slots=True, eq=False)
 class PromptRequest:
-    """A worker's call for prompts. places: groups that it has room for when it holds none."""
+    """A worker's call for prompts.
+
+    `places` is the number of groups that the worker has room for when it is idle.
+    """
 
     worker: str
     places: int
 
 
 class LeaseQueue:
-    """Calls for prompts, and by the weight version of their workers those that wait. Belongs to one
-    event loop.
+    """Calls for prompts, and those of them that wait, by the weight version of their workers.
+
+    Belongs to one event loop.
     """
 
     def __init__(self, buffer: Buffer, clock: Callable[[], float] = time.monotonic) -> None:
         self._buffer, self._clock = buffer, clock
         self._waiting: dict[int, dict[asyncio.Future[None], PromptRequest]] = {}
         self._asking: dict[str, PromptRequest] = {}
+        # Requests whose calls are over, the oldest first, and the time until which they count.
         self._answered: dict[PromptRequest, float] = {}
-        """Those of them whose calls are over, the oldest first, and until when they count."""
+        # When a worker last asked or was answered.
         self._last = -math.inf
-        """When somebody asked, or was answered."""
+        # Sum of the room of all workers that ask; None if it must be computed, as groups may be
+        # finished.
         self._free_total: int | None = None
-        """Sum of the rooms of all that ask. None: to be added up, as groups may be finished."""
 
     async def lease(
         self,
@@ -62,12 +67,24 @@ class LeaseQueue:
         seconds: float,
         run: Callable[[Transition], Awaitable[list[GroupKey]]],
     ) -> list[GroupKey]:
-        """Groups for a worker that has room for `limit`, as soon as there are any for it; none
-        after `seconds`, or where newer weights are there.
+        """Lease groups for a worker as soon as there are any for it.
 
-        With newer weights the worker asks again, for prompts of the version that it then serves.
-        What is left when it has its part is the others' for a moment. run: makes a transition and
-        waits until it is on the disk.
+        The result is empty after `seconds`, or if newer weights exist: the worker asks again once
+        it serves them. Groups beyond the worker's share are left to others for a moment.
+
+        Parameters
+        ----------
+        call
+            The worker's call.
+        limit
+            Groups that the worker has room for.
+        version
+            Weight version that the worker serves.
+        seconds
+            Longest wait.
+        run
+            Runs a transition and waits until it is on the disk.
+
         """
         end, whole_at = self._clock() + seconds, math.inf
 
@@ -85,7 +102,7 @@ class LeaseQueue:
                 if keys or now >= end or self._news(version):
                     return keys
                 wait = end - now
-                if self._buffer.available(version):  # the rest is the others'
+                if self._buffer.available(version):  # left to the others for now
                     whole_at = min(whole_at, now + SHARE_SECONDS)
                     wait = min(wait, QUIET_SECONDS)
                 else:
@@ -96,8 +113,10 @@ class LeaseQueue:
 
     @contextmanager
     def _asking_for(self, worker: str, room: int) -> Iterator[PromptRequest]:
-        """A call of a worker. One that was answered and has room still counts for a moment: its
-        worker comes again. One that was broken off does not.
+        """Count a worker's call among those that ask.
+
+        A worker that was answered and has room left still counts for a moment, because it will ask
+        again. A call that was cancelled does not count.
         """
         call = PromptRequest(worker, max(room, 0) + self._leased(worker))
         self._forget(self._asking.get(worker))
@@ -116,7 +135,7 @@ class LeaseQueue:
             self._answered[call] = self._last + SHARE_SECONDS
 
     def _share(self, call: PromptRequest, version: int) -> int:
-        """How many groups the call may get now, with weights of `version`."""
+        """Return how many groups the call may get now, with weights of `version`."""
         now = self._clock()
         quiet = now >= self._last + QUIET_SECONDS
         for answered, until in list(self._answered.items()):
@@ -134,7 +153,7 @@ class LeaseQueue:
         return len(self._buffer.memory.leases_of.get(worker, ()))
 
     def _free(self, call: PromptRequest) -> int:
-        """Groups that its worker has room for now."""
+        """Return the groups that the worker has room for now."""
         return max(0, call.places - self._leased(call.worker))
 
     def _add(self, room: int) -> None:
@@ -151,9 +170,7 @@ class LeaseQueue:
     # -- waiting
 
     async def _wait(self, call: PromptRequest, version: int, seconds: float) -> None:
-        """Wait until there may be something for a worker that serves `version`,
-        for at most `seconds`.
-        """
+        """Wait at most `seconds` until there may be groups for a worker that serves `version`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue = self._waiting.setdefault(version, {})
         queue[waiter] = call
@@ -168,19 +185,19 @@ class LeaseQueue:
                 del self._waiting[version]
 
     def call_up(self) -> None:
-        """Let those go on for whom there is something now: prompts, newer weights, or the end."""
+        """Wake the workers that there is an answer for: prompts, newer weights, or the end."""
         self._free_total = None
         for version, queue in list(self._waiting.items()):
             count = len(queue)
             if not self._news(version):
                 count = min(count, self._buffer.available(version))
-            for waiter in heapq.nlargest(count, queue, key=lambda one: self._free(queue[one])):
+            for waiter in heapq.nlargest(
+                count, queue, key=lambda future: self._free(queue[future])
+            ):
                 queue.pop(waiter)
                 if not waiter.done():
                     waiter.set_result(None)
 
     def _news(self, version: int) -> bool:
-        """True where a worker that serves `version` should be answered although there is no prompt
-        for it.
-        """
+        """True if a worker that serves `version` should be answered without a prompt."""
         return self._buffer.over or self._buffer.memory.progress.step > version

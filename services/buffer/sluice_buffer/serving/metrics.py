@@ -1,4 +1,4 @@
-"""Prometheus metrics, from the same statistics that the Stats call answers with."""
+"""The buffer's statistics: the answer to the Stats call, and Prometheus metrics made from it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _GAUGES = {
     "capacity_bytes": "Bytes of samples that the storage can hold",
     "epoch": "Epoch of the newest prompt",
     "under_way_bytes": "Memory of messages that are being received, written or sent",
-    "under_way_peak_bytes": "The most that it has been",
-    "under_way_limit_bytes": "The most that it may be: who has no room waits",
+    "under_way_peak_bytes": "Largest value of sluice_buffer_under_way_bytes so far",
+    "under_way_limit_bytes": "Limit of sluice_buffer_under_way_bytes: messages beyond it wait",
 }
+# Counters of the statistics that may also fall.
 _LEVELS = ("groups_in_work", "groups_stored")
-"""Counters of the statistics that also fall."""
 _UNITS = {
     "depth": "depth_groups",
     "leases": "leases_groups",
@@ -62,7 +62,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 
 TAKE_SECONDS = Histogram(
     "sluice_buffer_take_seconds",
-    "Time from a whole group at the buffer until it is on disk and answered. call: submit, return.",
+    "Time from the last byte of a group until it is on disk and answered. call: submit, return.",
     ["call"],
     buckets=_SECONDS,
     registry=None,
@@ -75,13 +75,13 @@ TRANSITION_SECONDS = Histogram(
 )
 LEASE_WAIT_SECONDS = Histogram(
     "sluice_buffer_lease_wait_seconds",
-    "Time that a worker waited for prompts, or in vain.",
+    "Time that a worker waited for prompts, whether it got any or not.",
     buckets=_SECONDS,
     registry=None,
 )
 BATCH_WAIT_SECONDS = Histogram(
     "sluice_buffer_batch_wait_seconds",
-    "Time from a trainer's first question for a batch until it was whole.",
+    "Time from a trainer's first request for a batch until it was complete.",
     buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600),
     registry=None,
 )
@@ -90,11 +90,11 @@ _KEPT = (TAKE_SECONDS, TRANSITION_SECONDS, LEASE_WAIT_SECONDS, BATCH_WAIT_SECOND
 
 
 def stats(buffer: Buffer) -> pb.BufferStats:
-    """The answer to Stats, but for the bytes under way, which only the service knows."""
+    """Return the answer to Stats, without the bytes under way, which only the service knows."""
     memory, progress = buffer.memory, buffer.memory.progress
     newest = max(memory.results, default=None)
     results = memory.results[newest] if newest is not None else []
-    buffer.capacity.free_bytes()  # a new look at the capacity
+    buffer.capacity.free_bytes()  # refreshes total_bytes
     return pb.BufferStats(
         step=progress.step,
         total_steps=buffer.batches.last_step,
@@ -119,7 +119,7 @@ def stats(buffer: Buffer) -> pb.BufferStats:
 
 
 def counters(buffer: Buffer) -> dict[str, int]:
-    """Totals since the job's start: fates of groups and samples, and rare events."""
+    """Return totals since the job's start: fates of groups and samples, and rare events."""
     memory = buffer.memory
     return {
         **dict.fromkeys(_ALWAYS, 0),
@@ -169,8 +169,9 @@ class _Stats(Collector):
 
 
 def _counter_metrics(counters: Mapping[str, int]) -> Iterator[Metric]:
-    """One metric for each counter; those of one source each, `name:source`, are one metric with
-    that label.
+    """Make a metric for each counter.
+
+    Counters `name:source` become one metric with the label `source`.
     """
     by_source: dict[str, CounterMetricFamily] = {}
     for name, value in sorted(counters.items()):
@@ -188,7 +189,10 @@ def _counter_metrics(counters: Mapping[str, int]) -> Iterator[Metric]:
 
 
 def registry(snapshot: Callable[[], pb.BufferStats]) -> CollectorRegistry:
-    """The registry that Prometheus scrapes. `snapshot` must be safe to call from any thread."""
+    """Return the registry that Prometheus scrapes.
+
+    `snapshot` must be safe to call from any thread.
+    """
     collectors = CollectorRegistry()
     for collector in (_Stats(snapshot), *_KEPT):
         collectors.register(collector)

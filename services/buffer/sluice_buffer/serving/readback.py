@@ -1,8 +1,7 @@
-"""Reading back from the storage, to be sent: prompts under a lease, shards of a batch,
-evaluations, failures.
+"""Reads from the storage what is sent: leased prompts, shards, evaluations, failures.
 
-Stored groups are sent as they are stored, cut between their samples where not all are wanted: a
-group of a million tokens is never parsed here.
+Groups are sent as they are stored, cut between samples if only some are requested: a group of a
+million tokens is never parsed here.
 """
 
 from __future__ import annotations
@@ -22,29 +21,30 @@ from sluice_buffer.sources.prompts import Prompts
 from sluice_buffer.state.memory import value_key
 from sluice_buffer.state.storage import Storage, StorageError
 
+# Evaluations in one answer.
 EVALUATIONS = 64
-"""Evaluations in one answer."""
+# Failures in one answer.
 PAGE = 256
-"""Failures in one answer."""
+# Field number of LeasedGroup.partial.
 _PARTIAL = 3
-"""Number of LeasedGroup.partial."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantedLease:
-    """A lease as it was granted; the group may have moved on by the time that it is sent. size: of
-    the partial.
+    """A lease as it was granted; the group may have changed by the time it is sent.
+
+    `size` is the number of bytes of the partial samples.
     """
 
     key: GroupKey
     attempt: int
     size: int
+    # The serialized LeasedGroup without its partial samples.
     head: bytes
-    """The serialized LeasedGroup without its partial."""
 
 
 def granted_lease(buffer: Buffer, key: GroupKey) -> GrantedLease:
-    """A lease that was just granted."""
+    """Return a lease that was just granted."""
     prompt = buffer.prompts.leased(key)
     group = buffer.memory.find(key)
     attempt, size = (group.lease_attempt, group.size) if group else (0, 0)
@@ -54,8 +54,9 @@ def granted_lease(buffer: Buffer, key: GroupKey) -> GrantedLease:
 
 
 def lease_chunks(buffer: Buffer, lease: GrantedLease, number: int) -> Iterator[common_pb2.Chunk]:
-    """A prompt as its worker gets it, with what an earlier worker had generated; nothing if the
-    lease is gone.
+    """Return a leased prompt with the samples that an earlier worker began.
+
+    It is empty if the lease is gone.
     """
     partial = buffer.storage.value("partials", value_key(lease.key)) if lease.size else None
     group = buffer.memory.find(lease.key)
@@ -67,18 +68,18 @@ def lease_chunks(buffer: Buffer, lease: GrantedLease, number: int) -> Iterator[c
 
 
 def shard_chunks(
-    storage: Storage, group_id: int, wanted: Iterable[tuple[int, bool]], number: int
+    storage: Storage, group_id: int, requests: Iterable[tuple[int, bool]], number: int
 ) -> Iterator[common_pb2.Chunk]:
-    """The SampleGroup that holds some samples of a group alone.
+    """Return the SampleGroup that holds only some samples of a group.
 
-    wanted: (position, the sample failed).
+    `requests` has (position, whether the sample failed) of each sample.
     """
     data = storage.value("samples", value_key(GroupKey(TRAINING, group_id)))
     if data is None:
         raise StorageError(f"group {group_id} has no samples in the database")
     group = SerializedGroup(data)
     parts: list[bytes | memoryview] = list(group.head())
-    for position, failed in wanted:
+    for position, failed in requests:
         if failed:
             parts.append(
                 sample_field(as_trained(group.samples[position], prompt_tokens(group.samples)))
@@ -89,8 +90,9 @@ def shard_chunks(
 
 
 def evaluations(buffer: Buffer, after_version: int) -> list[pb.Evaluation]:
-    """Complete evaluations of later versions, oldest first; whole versions,
-    until EVALUATIONS are reached.
+    """Return complete evaluations of later versions, oldest first.
+
+    The answer has whole versions, until there are EVALUATIONS of them.
     """
     answer: list[pb.Evaluation] = []
     for version in sorted(v for v in buffer.memory.results if v > after_version):
@@ -110,7 +112,7 @@ def evaluations(buffer: Buffer, after_version: int) -> list[pb.Evaluation]:
 
 
 def example_sizes(buffer: Buffer, version: int, dataset: str) -> list[tuple[GroupKey, int]]:
-    """The groups of an evaluation whose samples are kept, with their bytes."""
+    """Return the groups of an evaluation whose samples are kept, with their bytes."""
     results = [
         result for result in buffer.memory.results.get(version, []) if result.dataset == dataset
     ]
@@ -122,7 +124,7 @@ def example_sizes(buffer: Buffer, version: int, dataset: str) -> list[tuple[Grou
 
 
 def failures(storage: Storage, prompts: Prompts, after: int) -> Iterator[pb.Failure]:
-    """Failures with a serial number above `after`, at most PAGE of them."""
+    """Return failures with a serial number above `after`, at most PAGE of them."""
     for position, (serial, data) in enumerate(storage.numbered("failures", after + 1)):
         if position == PAGE:
             return

@@ -1,4 +1,4 @@
-"""The gRPC face of the buffer: messages in and out, waiting, nothing else."""
+"""The buffer's gRPC service: it converts messages and waits."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ _WAITING = pb.TakeBatchResponse.STATE_WAITING
 
 @dataclass(frozen=True)
 class _BatchState:
-    """The outcome of asking for a batch."""
+    """The state of a batch that the trainer asks for."""
 
     waiting_for: str
     state: pb.TakeBatchResponse.State = _WAITING
+    # True if enough groups have finished, but the batch waits for groups that would become too old.
     late: bool = False
-    """A batch's worth has finished, and the batch waits for groups that would become too old."""
 
 
 @dataclass
 class _BatchRequest:
-    """A step's batch, since it was first asked for: how long it was late."""
+    """A step's batch since it was first asked for, and the time for which it was late."""
 
     step: int = 0
     since: float = field(default_factory=time.monotonic)
@@ -96,7 +96,7 @@ class _BatchRequest:
 
 
 class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
-    """See protos/sluice/v1/buffer.proto for what each call means."""
+    """The calls of protos/sluice/v1/buffer.proto."""
 
     def __init__(self, committer: Committer, budget: Budget) -> None:
         self.committer, self.budget = committer, budget
@@ -104,15 +104,15 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         committer.landed_hooks.append(self.lease_queue.call_up)
         self.traces = GroupTraces(committer.buffer) if tracing.enabled() else None
         self._batch_request = _BatchRequest()
+        # Step whose batch was last handed out.
         self._last_batch_step = 0
-        """Step whose batch was last handed out."""
 
     @property
     def buffer(self) -> Buffer:
         return self.committer.buffer
 
     async def _run(self, context: ServicerContext, transition: Callable[[], T]) -> T:
-        """A transition whose result is durable; a refusal becomes the call's status."""
+        """Run a transition and wait until it is durable; a refusal becomes the call's status."""
         try:
             with metrics.TRANSITION_SECONDS.time():
                 return await self.committer.run(transition)
@@ -123,9 +123,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     async def _until(
         self, seconds: float, attempt: Callable[[], Awaitable[T]], ready: Callable[[T], bool]
     ) -> T:
-        """Repeat an attempt, after each change of the buffer,
-        until it is ready or the time has passed.
-        """
+        """Repeat `attempt` after each change of the buffer, until it is ready or time is up."""
         end = time.monotonic() + min(max(seconds, 0.0), MAX_WAIT_SECONDS)
         while True:
             seen = self.committer.changes
@@ -210,20 +208,20 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         ranks = await _ranks(request.data_parallel_size, context)
         if self._batch_request.step != step:
             self._batch_request = _BatchRequest(step)
-        asked = self._batch_request
+        batch_request = self._batch_request
 
         async def take() -> _BatchState:
             if not await self._is_prepared(step):
                 return _BatchState("the rows of the batch are being encoded")
             taken = await self._run(context, lambda: self._take(step, attempt))
-            asked.note(taken.late)
+            batch_request.note(taken.late)
             return taken
 
         taken = await self._until(request.wait_seconds, take, lambda t: t.state != _WAITING)
         answer = pb.TakeBatchResponse(
             step=step,
-            wait_time_seconds=time.monotonic() - asked.since,
-            late_seconds=asked.late_seconds,
+            wait_time_seconds=time.monotonic() - batch_request.since,
+            late_seconds=batch_request.late_seconds,
             checkpoint_wanted=self.buffer.capacity.checkpoint_wanted(),
         )
         answer.state, answer.waiting_for = taken.state, taken.waiting_for
@@ -235,10 +233,10 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         return answer
 
     def _take(self, step: int, attempt: int) -> _BatchState:
-        """A transition: the batch, or why it is not there.
+        """Take the batch, or say why it is not complete. A transition.
 
-        Both are answered once they are durable: who hears that the job is given up reads the
-        failures that led to it from the disk.
+        Both answers are sent once they are durable: a trainer that hears that the job is given up
+        reads the failures that led to it from the disk.
         """
         waiting = self.buffer.take(step, attempt)
         if waiting is None:
@@ -251,8 +249,9 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         return _BatchState(self.buffer.waiting_for() or waiting, state, late)
 
     async def _is_prepared(self, step: int) -> bool:
-        """Wait a moment for what a batch needs beforehand, while others are answered. False: it
-        takes longer.
+        """Wait a moment for the preparation of a batch, while other calls are answered.
+
+        False if it takes longer.
         """
         ahead = self.buffer.prepare(step)
         if ahead is not None:
@@ -272,12 +271,12 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"batch {request.step} is not fixed: {waiting}"
             )
-        wanted: dict[int, list[tuple[int, bool]]] = {}
-        for one in self.buffer.sequences(request.step, ranks, request.balance_tokens):
-            if one.rank == request.rank:
-                failed = one.status == common_pb2.SAMPLE_STATUS_FAILED
-                wanted.setdefault(one.group_id, []).append((one.index, failed))
-        for number, (group_id, samples) in enumerate(wanted.items()):
+        shard: dict[int, list[tuple[int, bool]]] = {}
+        for sequence in self.buffer.sequences(request.step, ranks, request.balance_tokens):
+            if sequence.rank == request.rank:
+                failed = sequence.status == common_pb2.SAMPLE_STATUS_FAILED
+                shard.setdefault(sequence.group_id, []).append((sequence.index, failed))
+        for number, (group_id, samples) in enumerate(shard.items()):
             async with self.budget.reserved(self.buffer.memory.groups[group_id].size):
                 for chunk in await asyncio.to_thread(
                     shard_chunks, self.buffer.storage, group_id, samples, number
@@ -350,7 +349,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         page = failures(self.buffer.storage, self.buffer.prompts, request.after)
         return pb.GetFailuresResponse(failures=list(page))
 
-    # -- everybody
+    # -- any caller
 
     def stats(self) -> pb.BufferStats:
         stats, budget = metrics.stats(self.buffer), self.budget
@@ -368,7 +367,7 @@ async def _worker(caller: pb.Caller, context: ServicerContext) -> WorkerAttempt:
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT,
             f"worker.name: {shown} is not a name: expected at most 200 letters, digits, '-', '_' "
-            f"and '.', and not the buffer's own {LOCAL_WORKER.name!r}",
+            f"and '.', and not {LOCAL_WORKER.name!r}, the buffer itself",
         )
     return WorkerAttempt(caller.name, caller.attempt)
 

@@ -1,11 +1,10 @@
-"""Spans of a prompt group's life as the buffer sees it: its whole, its wait for a batch, and the
-training on it, linked to the trainer's step.
+"""Spans of a prompt group's life as the buffer sees it.
 
     prompt group     from its first lease until it is trained, filtered or failed
       wait for batch from its last sample until a batch has it
-      in training    from there until the step is committed
+      in training    from there until the step is committed, linked to the trainer's step
 
-Times of before a restart of the buffer are not known: such a group begins with the restart.
+Times from before a restart of the buffer are lost: such a group begins with the restart.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ENDS = {GroupState.FILTERED: "filtered", GroupState.FAILED: "failed"}
 
 @dataclass(slots=True)
 class _Times:
-    """Seconds of tracing.now; 0: not yet."""
+    """Seconds of tracing.now; 0 for events that have not happened."""
 
     began: float
     finished: float = 0.0
@@ -33,7 +32,7 @@ class _Times:
 
 
 class GroupTraces:
-    """Follows the groups of a buffer from state to state. Only made where there is tracing."""
+    """Follows the groups of a buffer from state to state. It exists only if tracing is enabled."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
@@ -43,7 +42,7 @@ class GroupTraces:
     def _changed(self, key: GroupKey, group: Group) -> None:
         now, trained = tracing.now(), group.step and group.step <= self._buffer.memory.progress.step
         if trained and group.state in (GroupState.BATCHED, GroupState.TRAINED):
-            return  # told of when its step was committed
+            return  # recorded when its step was committed
         times = self._times.setdefault(key, _Times(now))
         if group.state is GroupState.FINISHED and key.round != TRAINING:
             self._end(key, "evaluated")
@@ -56,11 +55,11 @@ class GroupTraces:
             self._end(key, _ENDS[group.state], {"note": group.note})
 
     def committed(self, step: int) -> None:
-        """A step is trained: the groups of its batch have their end. Called inside the commit."""
+        """End the spans of a step's groups. Called inside the commit."""
         links = tracing.links_to_current()
         for group_id in self._buffer.memory.batches.get(step, ()):
             key = GroupKey(TRAINING, group_id)
-            if times := self._times.get(key):  # none: a commit that is repeated
+            if times := self._times.get(key):  # missing if the commit is repeated
                 began = times.batched or times.began
                 self._tell("in training", key, began, {"step": step}, links=links)
                 self._end(key, "trained", {"step": step})
@@ -79,7 +78,7 @@ class GroupTraces:
         root: bool = False,
         links: Sequence[Any] = (),
     ) -> None:
-        """A span until now."""
+        """Record a span that ends now."""
         round_ = self._buffer.memory.rounds.get(key.round)
         tracing.record(
             name,

@@ -1,1 +1,1 @@
-"""Where groups come from: prompts in their order, given answers, dumped rollouts."""
+"""Sources of groups: prompts in their order, given answers, dumped rollouts."""

@@ -1,7 +1,7 @@
-"""Batches of given answers (`algorithm.loss.type: sft`), through the same transitions that
-workers drive.
+"""Batches of given answers (`algorithm.loss.type: sft`).
 
-Rows are encoded on a thread of their own, those of the next batch while the present one is trained.
+They pass through the same transitions as groups of workers. Rows are encoded on a separate thread,
+those of the next batch while the present one is trained.
 """
 
 from __future__ import annotations
@@ -34,22 +34,33 @@ from sluice_buffer.state.storage import StorageFullError
 from sluice_buffer.transitions.leases import Leases
 from sluice_buffer.transitions.submits import SubmitOutcome, Submits
 
+# Why a row is left out if all of its answers are masked (counted as `filtered_nothing_trained`).
 NOTHING_TRAINED = "nothing_trained"
-"""Why a row is left out (counted as `filtered_nothing_trained`): all of its answers are masked."""
+# First rows of a source that are encoded at the start. The job is refused at once if none can be.
+# First rows of a source that are encoded at the start. The job is refused at once if all of them
+# fail.
 TRIED_ROWS = 8
-"""First rows of a source that are encoded at the start;
-a job none of which can be is refused at once."""
+# Rows left out that the log names for each source. All are counted.
 SHOWN = 10
-"""Rows of a source that the log names where they are left out; all are counted."""
 
 
 @dataclass(slots=True)
 class Answers:
     """The job's rows as samples. A LocalSource (local_groups.py).
 
-    longest: tokens that a row may have; truncation: which end of a longer one goes, None: all of
-    it. embedding: tokens of the model's, None: not known. stops: texts of the tokens at which an
-    engine ends a turn. left_out: rows left out since one was trained.
+    Parameters
+    ----------
+    longest
+        Tokens that a row may have.
+    truncation
+        End of a longer row that is cut off; None: such a row is left out.
+    embedding
+        Tokens of the model's embedding; None if not known.
+    stops
+        Texts of the tokens at which an engine ends a turn.
+    left_out
+        Rows left out since one was trained.
+
     """
 
     prompts: Prompts
@@ -67,10 +78,10 @@ class Answers:
     _soon: dict[int, Future[pb.SampleGroup]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: RLJobSpec, prompts: Prompts) -> Answers:
+    def load(cls, spec: RLJobSpec, prompts: Prompts) -> Answers:
         """Load the tokenizer and try the first rows. Raises ConfigurationError.
 
-        No code of a user's runs in the buffer, so a tokenizer that comes with its own is refused.
+        User code does not run in the buffer, so a tokenizer that comes with code is refused.
         """
         directory = Path(spec.model.path)
         try:
@@ -93,8 +104,9 @@ class Answers:
         return answers
 
     def check(self) -> None:
-        """Raise ConfigurationError where none of a source's first rows can be encoded: what is
-        wrong with the first.
+        """Raise ConfigurationError if none of a source's first rows can be encoded.
+
+        The message says what is wrong with the first of them.
         """
         for position, source in enumerate(self.prompts.sources):
             problems = []
@@ -128,11 +140,10 @@ class Answers:
         submits: Submits,
         free_bytes: Callable[[], int],
     ) -> None:
-        """Hand in what batch `step` lacks.
+        """Submit the groups that batch `step` lacks.
 
-        A row that cannot be trained makes room for the next one.
-
-        Raises ConfigurationError where a whole epoch has nothing to train.
+        A row that cannot be trained makes room for the next one. Raises ConfigurationError if a
+        whole epoch has no row that can be trained.
         """
         while (lacking := leases.policy.batch_size - len(memory.finished)) > 0:
             keys = leases.fill(lacking, step - 1)
@@ -171,7 +182,7 @@ class Answers:
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    # -- on the thread, which alone reads the files of training rows
+    # -- on the encoding thread, the only one that reads files of training rows
 
     def _begin(self, group_id: int) -> None:
         if group_id not in self._soon:
@@ -184,7 +195,7 @@ class Answers:
         )
 
     def _sample(self, row: Any, source: PromptSource, number: int) -> Sample:
-        """The row as a sample; one that cannot be trained as a failed one that says why."""
+        """Return the row as a sample, or a failed sample with the reason if it is not trained."""
         try:
             encoded = self._encode(row, source)
         except PromptError as error:
@@ -216,8 +227,9 @@ class Answers:
 
 
 def sample_of(encoded: Encoded) -> Sample:
-    """The response is what begins with the first trained token. It was not sampled: its log-probs
-    are 0.
+    """Make a sample whose response begins with the first trained token.
+
+    It was not sampled, so its log-probs are 0.
     """
     start = encoded.mask.index(1)
     length = len(encoded.tokens) - start

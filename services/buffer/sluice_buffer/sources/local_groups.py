@@ -1,8 +1,7 @@
-"""Where the samples of a batch come from, if not from rollout workers: the buffer makes them once
-it is asked for.
+"""Groups that the buffer makes itself, for jobs without rollout workers.
 
-They go through the same transitions that workers drive, so all that holds of samples holds of
-these: order, epochs, exactly once, the same batch after a rewind.
+They pass through the same transitions as groups of workers, so the same promises hold: order,
+epochs, exactly once, the same batch after a rewind.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from sluice_buffer.transitions.submits import Submits
 class LocalSource(Protocol):
     """Makes the samples of batches."""
 
+    # True if there may be engines for evaluations.
     evaluates: bool
-    """True where there may be engines for evaluations."""
 
     def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
-        """The job's policy, where its samples are made here."""
+        """Return the job's policy, adapted to this source."""
 
     def prepare(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
-        """Begin with what the next batch needs, on a thread of its own; None: nothing."""
+        """Start preparing the next batch on a separate thread; None if there is no work for it."""
 
     def fill(
         self,
@@ -42,17 +41,20 @@ class LocalSource(Protocol):
         submits: Submits,
         free_bytes: Callable[[], int],
     ) -> None:
-        """Hand in the groups of batch `step`, if nobody did before.
+        """Submit the groups of batch `step`, unless they were submitted before.
 
-        free_bytes: bytes that may still be stored.
+        `free_bytes` returns the bytes that may still be stored.
         """
 
     def close(self) -> None:
-        """End what `ahead` began."""
+        """End the work that `prepare` began."""
 
 
 def local_source_of(spec: RLJobSpec, prompts: Prompts) -> LocalSource | None:
-    """None: rollout workers make the samples. Raises ConfigurationError."""
+    """Return the source of a job; None if rollout workers make the samples.
+
+    Raises ConfigurationError.
+    """
     if spec.debug.replay:
-        return Replay.of(Path(spec.debug.replay))
-    return Answers.of(spec, prompts) if spec.algorithm.sft else None
+        return Replay.load(Path(spec.debug.replay))
+    return Answers.load(spec, prompts) if spec.algorithm.sft else None

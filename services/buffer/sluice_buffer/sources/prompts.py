@@ -1,6 +1,4 @@
-"""The job's prompts: which there are, in which order, and each as the message that a
-worker gets.
-"""
+"""The job's prompts: their rows, their order, and the message of each for a worker."""
 
 from __future__ import annotations
 
@@ -26,7 +24,10 @@ class Prompts:
     def __init__(
         self, data: Data, evaluation: Evaluation | None, spool: Path, read: RowReader = parse_row
     ) -> None:
-        """read: how rows for training are read; those of an evaluation are prompts in any job."""
+        """Open all sources.
+
+        `read` reads rows for training; rows of an evaluation are prompts in any job.
+        """
         self.sources: Sequence[PromptSource] = data.prompts
         self.datasets: Sequence[PromptSource] = evaluation.datasets if evaluation else []
         check_sources(self.sources, self.datasets)
@@ -38,12 +39,13 @@ class Prompts:
             sizes, [source.weight for source in self.sources], data.shuffle, data.seed
         )
         self.plan = _plan(evaluation, [len(table) for table in self._eval_tables])
+        # Hashes of the prompts in work, so that a prompt need not be read again to be compared.
         self._leased: dict[GroupKey, int] = {}
-        """Hashes of the prompts in work, so that none is read again to be compared."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """The facts that fix the meaning of a group id: a database that was made with another one
-        is of no use.
+        """Return the facts that fix the meaning of a group id.
+
+        A database that was made with other facts cannot be used.
         """
         parts = zip(self.sources, self._tables, strict=True)
         return {
@@ -62,7 +64,7 @@ class Prompts:
         }
 
     def message(self, key: GroupKey) -> pb.Prompt:
-        """The prompt of a group, without its lease."""
+        """Return the prompt of a group, without its lease."""
         if key.round == TRAINING:
             return self.training(key.group_id)[0]
         position, at = self.plan.locate(key.group_id)
@@ -73,21 +75,22 @@ class Prompts:
         return message
 
     def leased(self, key: GroupKey) -> pb.Prompt:
-        """The prompt of a group that is being leased, without its lease."""
+        """Return the prompt of a group that is being leased, without its lease."""
         message = self.message(key)
         self._leased[key] = _hash(message)
         return message
 
     def is_leased(self, key: GroupKey, echo: pb.Prompt) -> bool:
-        """True if a worker sends a group back with the prompt that it was leased. Once for each
-        lease: the prompt is forgotten then.
+        """True if a worker sends a group back with the prompt that it was leased with.
+
+        Can be asked once for each lease: the prompt is forgotten then.
         """
         leased = self._leased.pop(key, None)
         # After a restart of the buffer it is read again.
         return _hash(echo) == (_hash(self.message(key)) if leased is None else leased)
 
     def training(self, group_id: int) -> tuple[pb.Prompt, PromptRow, PromptSource]:
-        """A training prompt as its message, its row, and where that is from."""
+        """Return a training prompt as its message, its row and its source."""
         place = self.order.place(group_id)
         source, table = self.sources[place.source], self._tables[place.source]
         row = self._read(table.row(place.row), source)
@@ -96,7 +99,7 @@ class Prompts:
         return message, row, source
 
     def place(self, key: GroupKey) -> tuple[str, int]:
-        """(source, row) of a group's prompt."""
+        """Return (source, row) of a group's prompt."""
         if key.round != TRAINING:
             position, at = self.plan.locate(key.group_id)
             return self.datasets[position].source_name, self._eval_tables[position].number(at)
@@ -104,7 +107,7 @@ class Prompts:
         return self.sources[place.source].source_name, self._tables[place.source].number(place.row)
 
     def first(self, source: int, count: int) -> Iterator[tuple[int, PromptRow]]:
-        """Number and row of a source's first rows."""
+        """Return number and row of a source's first rows."""
         table = self._tables[source]
         for at in range(min(count, len(table))):
             yield table.number(at), self._read(table.row(at), self.sources[source])
@@ -115,7 +118,10 @@ class Prompts:
 
 
 def prompts_of(job: RLJob, directory: Path) -> Prompts:
-    """Those of a job, whose answers are given with `sft`. directory: of the database."""
+    """Open the prompts of a job, whose answers are given with `sft`.
+
+    `directory` is the directory of the database.
+    """
     return Prompts(job.spec.data, job.spec.evaluation, directory, reader_of(job.spec))
 
 
@@ -127,14 +133,17 @@ def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:
     if evaluation is None:
         return NO_EVALUATION
     sets = [
-        EvalSet(one.source_name, count, one.samples_per_prompt or evaluation.samples_per_prompt)
-        for one, count in zip(evaluation.datasets, rows, strict=True)
+        EvalSet(data.source_name, count, data.samples_per_prompt or evaluation.samples_per_prompt)
+        for data, count in zip(evaluation.datasets, rows, strict=True)
     ]
     return EvalPlan(sets, evaluation.every_steps, evaluation.before_train, evaluation.pass_at_k)
 
 
 def _hash(prompt: pb.Prompt) -> int:
-    """Of all fields but those of the lease. Python's hashes of texts are keyed by the process."""
+    """Hash all fields except those of the lease.
+
+    Python's hashes of texts are keyed by the process.
+    """
     texts = prompt.prompt_json, prompt.label_json, prompt.metadata_json, prompt.tools_json
     place = prompt.dataset, prompt.row, prompt.epoch, prompt.group_id
     return hash((texts, place, prompt.purpose, prompt.version))

@@ -1,8 +1,8 @@
-"""Any row of a source at once, by its position.
+"""Random access to the rows of a source.
 
-Only the place of each row is kept in memory (8 bytes a row). JSON Lines are read where they lie;
-JSON and Parquet, which cannot be read row by row in any order, are written once as JSON Lines to an
-unnamed temporary file beside the database.
+Only the offset of each row is kept in memory (8 bytes a row). JSON Lines are read in place; JSON
+and Parquet, which cannot be read row by row in any order, are written once as JSON Lines to an
+unnamed temporary file in the directory of the database.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sluice.data.files import LocatedRow, Row, files_of, read_file
 from sluice.data.writers import json_bytes
 from sluice.runtime.pod_env import ConfigurationError
 
+# Returns what is wrong with a row; None if it is valid.
 RowCheck = Callable[[Row], str | None]
-"""Words about what is wrong with a row; None: nothing is."""
 
 
 @dataclass(slots=True)
 class _IndexedFile:
-    """Where the rows of one file are."""
+    """A file, and the offset of each of its rows."""
 
     file: IO[bytes]
     offsets: array[int] = field(default_factory=lambda: array("Q"))
@@ -50,7 +50,7 @@ class Table:
         return len(self._rows)
 
     def number(self, position: int) -> int:
-        """Row number in the file of a position in the slice."""
+        """Return the row number in the file of a position in the slice."""
         return self._rows[position]
 
     def row(self, position: int) -> Row:
@@ -69,11 +69,10 @@ class Table:
 
 
 def open_table(text: str, check: RowCheck, spool: Path) -> Table:
-    """Open a source and look at every row of it. ConfigurationError `file:line: what` for the first
-    row that is not sound.
+    """Open a source and check every row of it.
 
     The fingerprint covers the bytes of all files, so that a changed file is noticed whatever its
-    dates say.
+    dates are. Raises ConfigurationError `file:line: reason` for the first row that is not valid.
     """
     path, part = parse_path(text)
     digest = xxhash.xxh3_128()
@@ -104,7 +103,7 @@ def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> 
         place.offsets.append(place.file.tell())
         try:
             place.file.write(json_bytes(located.row) + b"\n")
-        except (ValueError, RecursionError) as error:  # of a column that nobody reads
+        except (ValueError, RecursionError) as error:  # perhaps of a column that is not used
             raise ConfigurationError(f"{located.where}: not writable as JSON: {error}") from error
     place.file.flush()
     return place

@@ -1,9 +1,8 @@
-"""Batches from an earlier run's dumped rollouts (`debug.replay`), through the same transitions that
-workers drive.
+"""Batches from an earlier run's dumped rollouts (`debug.replay`).
 
-The n-th dumped step becomes the n-th batch. Its groups get the next numbers of the stream, and the
-weight versions that they would have had as step n, so that lags come out as they were. A step is
-read when its batch is asked for.
+They pass through the same transitions as groups of workers. The n-th dumped step becomes the n-th
+batch. Its groups get the next numbers of the stream, and the weight versions that they would have
+had as step n, so that lags come out as they were. A step is read when its batch is requested.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Replay:
     evaluates = False
 
     @classmethod
-    def of(cls, directory: Path) -> Replay:
+    def load(cls, directory: Path) -> Replay:
         dumps = rollouts.steps(directory)
         if not dumps:
             raise ConfigurationError(
@@ -43,9 +42,9 @@ class Replay:
         return cls(tuple(dumps.items()))
 
     def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
-        """The policy of a job whose prompts end with the dump.
+        """Return the policy of a job whose prompts end with the dump.
 
-        Its samples are as old as they are: nothing is generated again (`partial`).
+        Samples keep their age and are never generated again (`partial`).
         """
         return replace(
             policy,
@@ -66,10 +65,10 @@ class Replay:
         submits: Submits,
         free_bytes: Callable[[], int],
     ) -> None:
-        """Hand in the groups of batch `step`, if nobody did before. Raises PreconditionError where
-        they do not fit.
+        """Submit the groups of batch `step`, unless they were submitted before.
 
-        This reads a file on the thread that answers everybody; in a replay only the trainer asks.
+        It reads a file on the thread that answers all calls; in a replay only the trainer calls.
+        Raises PreconditionError if the groups do not fit.
         """
         policy = leases.policy
         if memory.progress.next_group >= step * policy.batch_size or not 1 <= step <= len(
@@ -102,7 +101,7 @@ class Replay:
             groups = rollouts.read(path)
         except rollouts.DumpError as error:
             raise PreconditionError(str(error)) from error
-        for what, counts, wanted in (
+        for what, counts, expected in (
             ("groups, rollout.batchSize", {len(groups)}, policy.batch_size),
             (
                 "samples a group, rollout.samplesPerPrompt",
@@ -110,20 +109,20 @@ class Replay:
                 policy.samples_per_prompt,
             ),
         ):
-            if counts != {wanted}:
+            if counts != {expected}:
                 raise PreconditionError(
-                    f"{path} has {', '.join(map(str, sorted(counts)))} {what} is {wanted}"
+                    f"{path} has {', '.join(map(str, sorted(counts)))} {what} is {expected}"
                 )
         return groups
 
 
+# Version of a worker that never waits for newer weights.
 _NEWEST = 1 << 62
-"""The version of a worker that nothing keeps waiting."""
 
 
 def _moved(group: SampleGroup, by: int) -> SampleGroup:
-    """The group with its weight versions moved by some steps."""
-    for sequence in (one for sample in group.samples for one in sample.sequences):
+    """Shift the weight versions of a group by some steps."""
+    for sequence in (sequence for sample in group.samples for sequence in sample.sequences):
         sequence.weight_versions = [
             WeightSpan(max(0, s.version + by), s.start, s.end) for s in sequence.weight_versions
         ]

@@ -1,5 +1,6 @@
-"""The memory from the disk, at every start and after a failed write;
-and what the disk says of the guarantee.
+"""Loads the memory from the disk, at every start and after a failed write.
+
+It also counts what the disk shows of broken promises: lost groups, and groups trained twice.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from sluice_buffer.state.storage import Storage, footprint, numbers
 
 
 def load(storage: Storage, deadline: float) -> Memory:
-    """The memory as the disk has it. Leases go on; all end at `deadline`, unless their workers send
-    a heartbeat.
+    """Return the memory as it is on the disk.
 
-    Touches nothing but the storage: it may run beside the event loop.
+    Leases continue; all end at `deadline`, unless their workers send a heartbeat. It reads only the
+    storage, so it may run off the event loop.
     """
     memory = Memory()
     _load_progress(memory, storage)
@@ -40,7 +41,10 @@ def load(storage: Storage, deadline: float) -> Memory:
 
 
 def _load_groups(memory: Memory, storage: Storage, deadline: float) -> None:
-    """Groups that are over are most of a long job's: of them only the state is read."""
+    """Load training groups.
+
+    Most groups of a long job are over: only their state is read.
+    """
     over = memory.over = bytearray(memory.progress.next_group)
     first_over = int(GroupState.TRAINED)
     for raw, data in storage.scan("groups"):
@@ -58,7 +62,7 @@ def _load_groups(memory: Memory, storage: Storage, deadline: float) -> None:
 
 
 def _twice(committed: list[npt.NDArray[np.int64]]) -> int:
-    """Groups in two committed batches. Anything but 0 is a bug, whatever the memory believes."""
+    """Count groups in two committed batches. Any number but 0 is a bug."""
     ids = np.sort(np.concatenate(committed)) if committed else np.empty(0, np.int64)
     return int(np.count_nonzero(ids[1:] == ids[:-1]))
 

@@ -1,9 +1,9 @@
 """The buffer's working memory: a cache of the database, rebuilt from it at every start.
 
-Transitions (leases.py, submits.py, batches.py, rounds.py) change this memory and note what they
-changed; `flush` turns the notes into one WriteBatch. Nothing is answered before that batch is on
-disk. When a write fails the memory is thrown away and loaded again, so that it can never be ahead
-of the disk for long, and never differ from it.
+Transitions (leases.py, submits.py, batches.py, rounds.py) change this memory and note their
+changes; `flush` turns the notes into one WriteBatch. No call is answered before that batch is on
+disk. After a failed write the memory is thrown away and loaded again, so it can never stay ahead of
+the disk or differ from it.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from sluice_buffer.state.storage import PIECE_BYTES, WriteBatch, footprint, numb
 PROGRESS = b"progress"
 _NO_WEIGHTS = 1 << 62
 
+# Heap of (version of the oldest weights, id) of groups that came back: those with a partial
+# response first, the oldest weights first. It may name groups that no longer wait.
 Returned = list[tuple[int, int]]
-"""Heap of (version of the oldest weights, id) of groups that came back: those with a partial
-response first, the oldest weights first. May name groups that wait no more."""
 
 
 @dataclass(slots=True)
 class StoredProgress:
-    """The few numbers that say where the job stands; one JSON value on disk."""
+    """The few numbers that describe the progress of the job; one JSON value on disk."""
 
+    # Last committed step, and so the weight version.
     step: int = 0
-    """Last committed step, and so the weight version."""
     checkpoint_step: int = 0
     trainer_attempt: int = 0
+    # First group that was never leased.
     next_group: int = 0
-    """First group that was never leased."""
+    # Number of the last evaluation round that was opened.
     serial: int = 0
-    """Number of the last evaluation round that was opened."""
+    # Mean of (version - oldest version of the sequence) over the last batch.
     lag: float = 0.0
-    """Mean of (version - oldest version of the sequence) over the last batch."""
+    # Newest attempt of each worker.
     workers: dict[str, int] = field(default_factory=dict)
-    """Newest attempt seen of each worker."""
     counters: Counter[str] = field(default_factory=Counter)
     metrics: dict[str, float] = field(default_factory=dict)
+    # Serial number of the last group that failed for good.
     failures: int = 0
-    """Serial number of the last group that failed for good."""
+    # Number of failed groups by reason.
     failed: Counter[str] = field(default_factory=Counter)
-    """Number of groups that failed, by reason."""
+    # Tokens of the model's embedding, which the trainer sends at its start; 0 before that.
     vocabulary: int = 0
-    """Tokens of the model's embedding, as the trainer says at its start; 0: it has not."""
 
 
 @dataclass(slots=True)
 class Round:
-    """One evaluation: every held-out prompt once, under the weights of `version`."""
+    """An evaluation: every held-out prompt once, under the weights of `version`."""
 
     version: int
     serial: int
@@ -73,68 +73,67 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One data set's evaluation."""
+    """The evaluation of one data set."""
 
     version: int
     dataset: str
     metrics: dict[str, float]
     seconds: float
+    # [group, bytes] of the groups whose samples are kept.
     examples: list[list[int]]
-    """[group, bytes] of the groups whose samples are kept."""
 
 
+# Called on each change of a group's record, before it is on the disk.
 GroupWatcher = Callable[[GroupKey, Group], None]
-"""Told of each change of a group's record, before it is on the disk."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """Everything that a transition may look at."""
+    """All state that transitions read and change."""
 
     progress: StoredProgress = field(default_factory=StoredProgress)
+    # Training groups that are not over.
     groups: dict[int, Group] = field(default_factory=dict)
-    """Training groups that are not over."""
+    # State of the groups that are over, by id; 0 for others.
     over: bytearray = field(default_factory=bytearray)
-    """State of the groups that are over, by id; 0: not over."""
+    # Number of training groups in each state.
     counts: list[int] = field(default_factory=lambda: [0] * (max(GroupState) + 1))
-    """Training groups in each state."""
     waiting: Returned = field(default_factory=list)
+    # Groups that came back and may be what ends workers (SUSPECT_FAILURES).
     suspects: Returned = field(default_factory=list)
-    """Groups that came back and may be what ends workers (SUSPECT_FAILURES)."""
     in_work: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     schedule: Schedule = field(default_factory=Schedule)
     deadlines: dict[GroupKey, float] = field(default_factory=dict)
+    # Leased groups of each worker, by its name.
     leases_of: defaultdict[str, set[GroupKey]] = field(default_factory=lambda: defaultdict(set))
-    """Leased groups of each worker, by its name."""
+    # Fixed batches, by step. Forgotten ones keep their ids on disk only.
     batches: dict[int, list[int]] = field(default_factory=dict)
-    """Fixed batches, by step. Forgotten ones keep their ids on disk only."""
+    # Groups of batches that a checkpoint covers.
     forgotten: int = 0
-    """Groups of batches that a checkpoint covers."""
+    # Groups in two committed batches, counted on the disk (loading.py).
     twice: int = 0
-    """Groups in two committed batches, and"""
+    # Groups whose record says that samples are stored, but whose samples are missing on the disk.
     missing: int = 0
-    """groups whose record says that samples are stored which are not there: both counted on the
-    disk (loading.py)."""
     rounds: dict[int, Round] = field(default_factory=dict)
     results: dict[int, list[Result]] = field(default_factory=dict)
     stored: int = 0
     largest: int = 0
     batch: WriteBatch = field(default_factory=WriteBatch)
     dirty: dict[GroupKey, Group] = field(default_factory=dict)
+    # True if there are changes to write.
     changed: bool = False
-    """Something must be written."""
+    # Groups that the dynamic filter dropped since the last one that it kept.
     dropped: list[tuple[int, Group]] = field(default_factory=list)
-    """Groups that the dynamic filter dropped since the last one that it kept."""
+    # Why no further batch can be put together; empty if one can. It is not on the disk: a new start
+    # tries again.
     dead_end: str = ""
-    """Why no further batch can be put together, in words; empty: one can. Not on the disk: a new
-    start tries again."""
     watcher: GroupWatcher | None = None
 
-    # -- looking
+    # -- queries
 
     def find(self, key: GroupKey) -> Group | None:
-        """The record of a group that is not over."""
+        """Return the record of a group that is not over."""
         if key.round == TRAINING:
             return self.groups.get(key.group_id)
         round_ = self.rounds.get(key.round)
@@ -160,25 +159,23 @@ class Memory:
 
     @property
     def lost(self) -> int:
-        """Groups that were leased once and are in no state now. Anything but 0 is a bug."""
+        """Groups that were leased once and have no state now. Any number but 0 is a bug."""
         return self.progress.next_group - sum(self.counts) + self.missing
 
     @property
     def trained(self) -> int:
-        """Groups in committed batches of the surviving history."""
+        """Groups in committed batches that no rewind has undone."""
         return self.forgotten + sum(
             len(ids) for step, ids in self.batches.items() if step <= self.progress.step
         )
 
     @property
     def stored_groups(self) -> int:
-        """Groups whose samples wait to be trained: in no batch yet,
-        or in one that is not committed.
-        """
+        """Groups whose samples wait to be trained: in no batch yet, or in one not committed."""
         ahead = sum(len(ids) for step, ids in self.batches.items() if step > self.progress.step)
         return len(self.finished) + ahead
 
-    # -- changing
+    # -- changes
 
     def count(self, name: str, by: int = 1) -> None:
         self.progress.counters[name] += by
@@ -206,25 +203,26 @@ class Memory:
     def lease_to(
         self, key: GroupKey, group: Group, worker: str, worker_attempt: int, deadline: float
     ) -> None:
-        """Note who works on a leased group, and until when."""
+        """Note the worker that a group is leased to, and the deadline."""
         group.worker, group.worker_attempt = worker, worker_attempt
         self.deadlines[key] = deadline
         self.leases_of[worker].add(key)
 
     def unlease(self, key: GroupKey, group: Group) -> None:
-        """Forget who works on a group."""
+        """Forget the worker that a group is leased to."""
         self.deadlines.pop(key, None)
         self.leases_of[group.worker].discard(key)
 
     def queue(self, key: GroupKey, group: Group) -> None:
-        """Put a group that came back where the next worker looks for it."""
+        """Put a group that came back into the queue for the next worker."""
         queues = self if key.round == TRAINING else self.rounds[key.round]
         heap = queues.suspects if is_suspect(group) else queues.waiting
         heapq.heappush(heap, (urgency(group), key.group_id))
 
     def start(self, key: GroupKey, version: int) -> Group:
-        """The record of a group that is leased for the first time, by a worker with weights
-        `version`.
+        """Make the record of a group that is leased for the first time.
+
+        `version` is the weight version of its worker.
         """
         group = Group(GroupState.LEASED, version=version)
         if key.round == TRAINING:
@@ -236,7 +234,7 @@ class Memory:
         return group
 
     def index(self, group_id: int, group: Group) -> None:
-        """Count a training group and put it where its state says."""
+        """Count a training group and put it into the indexes of its state."""
         state = group.state
         self.counts[state] += 1
         if state.over:
@@ -257,8 +255,9 @@ class Memory:
         self.move(GroupKey(TRAINING, group_id), group, GroupState.WAITING)
 
     def store(self, table: str, key: GroupKey, group: Group, value: bytes | bytearray) -> None:
-        """Store a group's samples, in pieces, in the place of nothing:
-        `discard` what was there first.
+        """Store a group's samples in pieces.
+
+        The caller must `discard` what was stored for the group before.
         """
         for position, piece in enumerate(pieces(value)):
             self.batch.put(table, _piece_key(key, position), piece)
@@ -268,7 +267,7 @@ class Memory:
         self.changed = True
 
     def discard(self, table: str, key: GroupKey, group: Group) -> None:
-        """Delete what `store` stored for the group, if anything."""
+        """Delete the samples that were stored for a group, if any."""
         if group.size:
             self.remove(table, key, group.size)
             group.size = 0
@@ -281,7 +280,7 @@ class Memory:
         self.changed = True
 
     def flush(self) -> WriteBatch:
-        """Everything that changed since the last flush."""
+        """Return all changes since the last flush."""
         batch, self.batch = self.batch, WriteBatch()
         for key, group in self.dirty.items():
             if key.round == TRAINING:
@@ -301,12 +300,12 @@ class Memory:
 
 
 def is_suspect(group: Group) -> bool:
-    """True for a group that may be what ends workers."""
+    """True if the group may be what ends workers."""
     return group.failures >= SUSPECT_FAILURES
 
 
 def urgency(group: Group) -> int:
-    """The place of a group among those that came back."""
+    """Return the rank of a group among those that came back; the lowest is first."""
     return _NO_WEIGHTS if fresh(group) else group.version
 
 
@@ -315,7 +314,7 @@ def _piece_key(key: GroupKey, position: int) -> bytes:
 
 
 def value_key(key: GroupKey) -> bytes:
-    """Prefix of the pieces of a group's samples."""
+    """Return the prefix of the keys of a group's samples."""
     return number(key.group_id) if key.round == TRAINING else b"e" + number(*key)
 
 

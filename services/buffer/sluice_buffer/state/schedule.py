@@ -1,7 +1,7 @@
-"""Training groups that must be trained by some step, by the version of their oldest weights.
+"""Index of training groups that have a step to be trained by, by their oldest weights.
 
-An index of the memory: every question of `rules/staleness` is answered from counts, so that neither
-a worker that asks nor a trainer that waits costs a look at each group.
+Every question of `rules/staleness` is answered from counts, so neither a worker that asks nor a
+trainer that waits causes a look at each group.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterable, Mapping
 
 from sluice_buffer.group import Group, GroupState
 
+# Ids of groups, by the version of their oldest weights. No set is empty.
 Versions = Mapping[int, set[int]]
-"""Ids of groups, by the version of their oldest weights. No set is empty."""
 
 
 class Schedule:
     """Groups that are leased, that came back with a partial response, or that are finished.
 
-    A group that waits without a partial response has no weights yet, so it is due at no step.
+    A group that waits without a partial response has no weights yet, so it has no step to be
+    trained by.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Schedule:
         return self._ids[state]
 
     def counts(self, *states: GroupState) -> Counter[int]:
-        """Number of groups in these states, by the version of their oldest weights."""
+        """Count groups in these states, by the version of their oldest weights."""
         total: Counter[int] = Counter()
         for state in states:
             for version, ids in self._ids[state].items():
@@ -49,7 +50,7 @@ class Schedule:
         return total
 
     def outstanding(self, without: int | None = None) -> Counter[int]:
-        """Number of groups that are in no batch yet, by version; the group `without` left out."""
+        """Count groups that are in no batch yet, by version, without the group `without`."""
         total = self.counts(GroupState.LEASED, GroupState.WAITING, GroupState.FINISHED)
         if without in self._places:
             total[self._places[without][1]] -= 1
@@ -57,10 +58,10 @@ class Schedule:
 
 
 def fresh(group: Group) -> bool:
-    """True for a group that waits for a worker and has no token yet."""
+    """True if the group waits for a worker and has no token yet."""
     return group.state is GroupState.WAITING and not group.size
 
 
 def ids_of(versions: Iterable[set[int]]) -> list[int]:
-    """All ids of several sets, in order."""
+    """Return all ids of several sets, in order."""
     return sorted(group_id for ids in versions for group_id in ids)

@@ -2,11 +2,11 @@
 
 The promise: **when `write` has returned, all of its changes are on disk, and they survive the
 process being killed and the machine losing power; when it has raised, or was cut off, none of them
-ever happened.** A write is one LMDB transaction with fdatasync before the meta page is switched
-over; the write map (which could lose or tear pages when a sparse file meets a full disk) is not
-used. One thread writes, any thread reads, and readers see whole transactions only. A disk or map
-that is full raises StorageFullError and changes nothing. test_buffer_crash.py kills the process to
-hold us to it. Why LMDB: docs/results/buffer-storage.md.
+ever happened.** A write is one LMDB transaction, with fdatasync before the meta page is switched
+over. LMDB's write map is not used: it could lose or tear pages when a sparse file meets a full
+disk. One thread writes, any thread reads, and readers see whole transactions only. A full disk or
+map raises StorageFullError and changes no data. test_buffer_crash.py tests the promise by killing
+the process. Why LMDB: docs/results/buffer-storage.md.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ import lmdb
 
 from sluice.runtime.pod_env import ConfigurationError
 
+# Number of the layout below. A database of another format is refused.
 FORMAT = 1
-"""Number of the layout below. A database of another format is refused."""
+# meta: name -> JSON. groups: id -> Group. samples: id, piece -> bytes. partials: key, piece ->
+# bytes. batches: step -> group ids. rounds: version -> JSON. round_groups: version, id -> Group.
+# examples: version, id, piece -> bytes. results: version, data set -> Result. failures: serial ->
+# JSON. All numbers in keys are big-endian, so that order is numeric order.
 TABLES = (
     "meta",
     "groups",
@@ -39,19 +43,15 @@ TABLES = (
     "results",
     "failures",
 )
-"""meta: name -> JSON. groups: id -> Group. samples: id, piece -> bytes. partials: key, piece ->
-bytes. batches: step -> group ids. rounds: version -> JSON. round_groups: version, id -> Group.
-examples: version, id, piece -> bytes. results: version, data set -> Result. failures: serial ->
-JSON. All numbers in keys are big-endian, so that order is numeric order."""
+# Tables whose values are counted one by one (`footprint`).
 SAMPLE_TABLES = frozenset({"samples", "partials", "examples"})
-"""Their values are counted one by one (`footprint`)."""
+# Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can
+# be used again without fragmenting the file, whatever the lengths of the groups.
 PIECE_BYTES = 31 * 4096 - 16
-"""Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can
-be used again without fragmenting the file, however long the groups are that come and go."""
+# Mode of the files: they hold rows, labels and responses.
 _PRIVATE = 0o600
-"""Mode of the files: they hold rows, labels and responses."""
+# Longest time that reading a value takes.
 _READER_SECONDS = 60.0
-"""No value takes longer to read."""
 _PAGE = 4096
 _FULL_ERRNOS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
@@ -61,7 +61,7 @@ class StorageError(Exception):
 
 
 class StorageFullError(StorageError):
-    """There is no room; nothing was changed."""
+    """There is no free space. No data was changed."""
 
 
 @dataclass(slots=True)
@@ -69,8 +69,8 @@ class WriteBatch:
     """Changes that become durable together. The last change of a key counts; None deletes."""
 
     changes: dict[tuple[str, bytes], bytes | memoryview | None] = field(default_factory=dict)
+    # Bytes of the values that are put.
     size: int = 0
-    """Bytes that are put."""
 
     def put(self, table: str, key: bytes, value: bytes | memoryview) -> None:
         self.changes[table, key] = value
@@ -84,7 +84,7 @@ class WriteBatch:
 
 
 def number(*values: int) -> bytes:
-    """Key of one or more numbers from 0."""
+    """Return the key of one or more numbers from 0."""
     return b"".join(value.to_bytes(8, "big") for value in values)
 
 
@@ -93,7 +93,7 @@ def numbers(key: bytes) -> tuple[int, ...]:
 
 
 def pieces(value: bytes | bytearray) -> Sequence[bytes | memoryview]:
-    """The value in pieces, without a copy."""
+    """Cut a value into pieces, without a copy."""
     if isinstance(value, bytes) and len(value) <= PIECE_BYTES:
         return (value,)
     view = memoryview(value)
@@ -101,7 +101,7 @@ def pieces(value: bytes | bytearray) -> Sequence[bytes | memoryview]:
 
 
 def footprint(size: int) -> int:
-    """Bytes of whole pages that a value of `size` takes, with its share of the tree."""
+    """Return the bytes of whole pages that a value of `size` takes, with its share of the tree."""
     full, rest = divmod(size, PIECE_BYTES)
     pages = full * (PIECE_BYTES + 16) // _PAGE + (
         -(-(rest + 16) // _PAGE) if rest or not full else 0
@@ -110,26 +110,37 @@ def footprint(size: int) -> int:
 
 
 def capacity(map_size: int, file_size: int, disk_free: int, records: int) -> int:
-    """Bytes that samples may take: what the map and the disk hold, less the books and a reserve for
-    copies of pages.
+    """Return the bytes that samples may take.
 
-    books: bytes of the tables that say what became of each group. They grow with every group that
-    was ever leased. Without the reserve the transaction that frees space (a checkpoint) could
-    itself find no page to write to: LMDB writes each page that it changes to a new place, and uses
-    the old one again only two transactions later.
+    That is what the map and the disk hold, less the records and a reserve for copies of pages.
+    Without the reserve the transaction that frees space (a checkpoint) could itself find no page to
+    write to: LMDB writes each changed page to a new place, and reuses the old one only two
+    transactions later.
+
+    Parameters
+    ----------
+    map_size
+        Largest size of the file, in bytes.
+    file_size
+        Present size of the file.
+    disk_free
+        Free bytes of the disk.
+    records
+        Bytes of the tables with the state of each group. They grow with every group that is leased.
+
     """
     whole = min(map_size, file_size + disk_free)
     return max(0, whole - records - max(whole // 8, 64 * _PAGE, 2 * records))
 
 
 class Storage:
-    """Tables of bytes. See the module's text for what it promises."""
+    """Tables of bytes. The module's text says what it promises."""
 
     def __init__(self, directory: Path, map_size: int) -> None:
         self.directory = directory
         self.map_size = max(map_size // _PAGE, 256) * _PAGE
+        # Writes since the start of the process.
         self.commits = 0
-        """Writes since the start of the process."""
         self._lock = _lock(directory)
         self._gate = threading.Condition()
         self._readers = 0
@@ -139,10 +150,10 @@ class Storage:
         _sync_names(directory)
 
     def _create(self) -> None:
-        """Give a new database its name once it is whole on the disk.
+        """Rename a new database into place once it is whole on the disk.
 
-        LMDB begins a file with pages that it does not sync: where power goes then, they are
-        nothing, and the file is refused ever after.
+        LMDB begins a file with pages that it does not sync. If the power fails then, those pages
+        are lost, and the file is refused ever after.
         """
         path, unborn = self.directory / "buffer.lmdb", self.directory / "buffer.lmdb.new"
         if path.exists():
@@ -183,18 +194,17 @@ class Storage:
             raise _translate(error, str(path)) from error
 
     def reopen(self) -> None:
-        """Start again from the disk, after a failed write: LMDB gives an environment up that met an
-        I/O error.
+        """Open the database again, after a failed write.
 
-        Waits for those who read, on whatever thread: an environment that is closed under them ends
-        the process.
+        LMDB gives up an environment that met an I/O error. Waits for readers on other threads:
+        closing the environment under them would end the process.
         """
         with self._gate:
             self._reopening = True
             try:
                 if not self._gate.wait_for(lambda: self._readers == 0, _READER_SECONDS):
                     raise StorageError(
-                        f"{self.directory}: somebody has been reading for {_READER_SECONDS:.0f} s"
+                        f"{self.directory}: a reader has not finished for {_READER_SECONDS:.0f} s"
                     )
                 self._env.close()
                 self._open()
@@ -222,10 +232,10 @@ class Storage:
     def write(self, batch: WriteBatch, staged: threading.Event | None = None) -> None:
         """Make the changes durable, or raise and leave everything as it was.
 
-        `staged` is set when only the disk is still to be waited for. py-lmdb gives the interpreter
-        lock away in each put; a thread that wants it meanwhile gets it for a whole pass of its
-        event loop, and a commit of 50 puts would wait 50 passes. So whoever writes from a thread
-        waits for `staged`, which is a matter of microseconds.
+        `staged` is set once only the disk remains to be waited for. py-lmdb releases the
+        interpreter lock in each put; another thread then gets it for a whole pass of its event
+        loop, and a commit of 50 puts would wait 50 passes. So the event loop waits for `staged`,
+        which takes microseconds.
         """
         try:
             with self._env.begin(write=True) as transaction:
@@ -253,7 +263,7 @@ class Storage:
             return value
 
     def scan(self, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All (key, value) whose key starts with `prefix`, in order."""
+        """Return all (key, value) whose key starts with `prefix`, in order."""
         with self._reading(table) as transaction, transaction.cursor() as cursor:
             if not (cursor.set_range(prefix) if prefix else cursor.first()):
                 return
@@ -263,25 +273,25 @@ class Storage:
                 yield key, value
 
     def numbered(self, table: str, first: int) -> Iterator[tuple[int, bytes]]:
-        """(number, value) of a table whose keys are single numbers, from `first` on."""
+        """Return (number, value) of a table whose keys are single numbers, from `first` on."""
         with self._reading(table) as transaction, transaction.cursor() as cursor:
             if cursor.set_range(number(first)):
                 for key, value in cursor:
                     yield numbers(key)[0], value
 
     def value(self, table: str, prefix: bytes) -> bytes | None:
-        """A value that was stored in pieces."""
+        """Return a value that was stored in pieces."""
         pieces = [data for _, data in self.scan(table, prefix)]
         return b"".join(pieces) if pieces else None
 
     def bounded_by_size(self) -> bool:
-        """True where the database's own size is the limit, and not what else lies on the disk."""
+        """True if the database's own size is the limit, not other files on the disk."""
         file_size = (self.directory / "buffer.lmdb").stat().st_blocks * 512
         disk = os.statvfs(self.directory)
         return file_size + disk.f_bavail * disk.f_frsize >= self.map_size
 
     def capacity(self) -> int:
-        """Bytes that samples may take at present; see `capacity`."""
+        """Return the bytes that samples may take at present; see `capacity`."""
         file_size = (self.directory / "buffer.lmdb").stat().st_blocks * 512
         disk = os.statvfs(self.directory)
         return capacity(
@@ -289,7 +299,7 @@ class Storage:
         )
 
     def record_bytes(self) -> int:
-        """Bytes of the pages of all tables but those with samples."""
+        """Return the bytes of the pages of all tables without samples."""
         with self._reading("meta") as transaction:
             tables = [
                 transaction.stat(table)
@@ -297,12 +307,13 @@ class Storage:
                 if name not in SAMPLE_TABLES
             ]
         return _PAGE * sum(
-            int(one["leaf_pages"] + one["branch_pages"] + one["overflow_pages"]) for one in tables
+            int(table["leaf_pages"] + table["branch_pages"] + table["overflow_pages"])
+            for table in tables
         )
 
 
 def _lock(directory: Path) -> IO[bytes]:
-    """One process per database: the memory of a second one would contradict the disk."""
+    """Lock the directory: a second process would contradict the first one's memory."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = (directory / "buffer.lock").open("ab")
@@ -319,7 +330,7 @@ def _lock(directory: Path) -> IO[bytes]:
 
 
 def _close_to_others(path: Path) -> None:
-    """Take others' rights to a database that an older release made.
+    """Remove the rights of others from a database that an older release made.
 
     Its group keeps its rights, which may come from a volume's `fsGroup`.
     """
@@ -329,8 +340,9 @@ def _close_to_others(path: Path) -> None:
 
 
 def _sync_names(directory: Path) -> None:
-    """Make the name of a new database durable: LMDB syncs the file, and POSIX promises nothing of
-    its name.
+    """Make the name of a new database durable.
+
+    LMDB syncs the file, but POSIX does not promise that its name is on disk.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -341,24 +353,24 @@ def _sync_names(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _translate(error: lmdb.Error, where: str) -> StorageError:
+def _translate(error: lmdb.Error, path: str) -> StorageError:
     if isinstance(error, lmdb.MapFullError):
-        return StorageFullError(f"{where}: the database has reached buffer.storage.size")
+        return StorageFullError(f"{path}: the database has reached buffer.storage.size")
     text = str(error)
     if isinstance(error, lmdb.DiskError) or any(
         os.strerror(number) in text for number in _FULL_ERRNOS
     ):
-        return StorageFullError(f"{where}: the disk is full ({text})")
-    return StorageError(f"{where}: {text}")
+        return StorageFullError(f"{path}: the disk is full ({text})")
+    return StorageError(f"{path}: {text}")
 
 
-def check_identity(stored: Mapping[str, object], wanted: Mapping[str, object], where: Path) -> None:
-    """Raise StorageError where the database was made for another job or with other
-    data settings.
-    """
-    for name, value in wanted.items():
+def check_identity(
+    stored: Mapping[str, object], expected: Mapping[str, object], path: Path
+) -> None:
+    """Raise StorageError if the database is of another job or of other data settings."""
+    for name, value in expected.items():
         if name in stored and stored[name] != value:
             raise StorageError(
-                f"{where}: the database was made with another {name}: {stored[name]!r}, now "
+                f"{path}: the database was made with another {name}: {stored[name]!r}, now "
                 f"{value!r}. Restore the old setting, or start anew with an empty storage directory"
             )

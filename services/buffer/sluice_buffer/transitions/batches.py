@@ -1,7 +1,7 @@
 """Batches and steps: fix, commit, forget, rewind.
 
 A batch is fixed once and never changes. A group is trained when the step of its batch is committed,
-so a commit and a rewind change one number; nothing can be half trained.
+so a commit and a rewind change one number, and a batch can never be half trained.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from sluice_buffer.state.storage import number
 from sluice_buffer.transitions.leases import Leases
 from sluice_buffer.transitions.rounds import Rounds
 
+# Late groups are named, with their workers, if there are at most so many: the text is made anew at
+# each change of the buffer.
 _LISTED = 100
-"""Late groups are named, with their workers, up to so many: each change of the buffer asks anew."""
+# Workers that a text names.
 _WORKERS = 8
-"""Workers that a text names."""
 
 
 @dataclass(slots=True)
@@ -39,17 +40,17 @@ class Batches:
 
     def admit(self, attempt: int) -> None:
         """Refuse a trainer of an older attempt."""
-        known = self.memory.progress.trainer_attempt
-        if attempt < known:
-            raise StaleAttemptError(f"trainer attempt {attempt}: attempt {known} has been here")
-        if attempt > known:
+        newest = self.memory.progress.trainer_attempt
+        if attempt < newest:
+            raise StaleAttemptError(f"trainer attempt {attempt} was replaced by attempt {newest}")
+        if attempt > newest:
             self.memory.progress.trainer_attempt = attempt
             self.memory.changed = True
 
     def take(self, step: int, attempt: int) -> str | None:
-        """Fix the batch of a step, or find it fixed; None then.
+        """Fix the batch of a step, if it is not fixed yet.
 
-        Otherwise what it waits for, in words.
+        Returns None once it is fixed, else a description of what it waits for.
         """
         self.admit(attempt)
         progress = self.memory.progress
@@ -98,7 +99,7 @@ class Batches:
         return None
 
     def waiting_for(self, step: int) -> str:
-        """Words for what the batch of a step waits for; empty: it can be fixed."""
+        """Describe what the batch of a step waits for; empty if it can be fixed."""
         finished, size = len(self.memory.finished), self.policy.batch_size
         if finished < size:
             return self._missing(finished, size)
@@ -106,7 +107,7 @@ class Batches:
         return self._too_old(step, late) if late else ""
 
     def late(self, step: int) -> bool:
-        """True if a batch's worth has finished, but others would become too old without a place."""
+        """True if enough groups have finished, but others would become too old without a place."""
         return self._stragglers(step) is not None
 
     def _stragglers(self, step: int) -> Stragglers | None:
@@ -121,7 +122,10 @@ class Batches:
         )
 
     def _too_old(self, step: int, late: Stragglers) -> str:
-        """`2 of 5 groups that would be too old after batch 7: 3, 9, ..., 5 leased by rollout-0`."""
+        """Describe late groups.
+
+        `2 of 5 groups that would be too old after batch 7: 3, 9, ..., 5 leased by rollout-0`.
+        """
         versions = [
             ids
             for state in (GroupState.LEASED, GroupState.WAITING)
@@ -140,7 +144,7 @@ class Batches:
         return f"{text}: {_some(ids)}{self._holders(ids)}"
 
     def _missing(self, finished: int, size: int) -> str:
-        """`12 of 16 groups finished, 4 leased by rollout-0`."""
+        """Describe missing groups: `12 of 16 groups finished, 4 leased by rollout-0`."""
         counts = self.memory.counts
         text = f"{finished} of {size} groups finished"
         if counts[GroupState.LEASED]:
@@ -157,7 +161,7 @@ class Batches:
         return text
 
     def _leases(self) -> str:
-        """`, 3 leased by rollout-0, 2 leased by rollout-1`, of training groups."""
+        """Describe leases of training groups: `, 3 leased by rollout-0, 2 leased by rollout-1`."""
         leases_of = self.memory.leases_of
         counts = (
             (name, sum(key.round == TRAINING for key in leases_of[name]))
@@ -167,7 +171,7 @@ class Batches:
         return "".join(islice(texts, _WORKERS))
 
     def _holders(self, group_ids: Sequence[int]) -> str:
-        """The same of these groups."""
+        """Describe the leases of some groups, as `_leases` does."""
         groups = (self.memory.groups[i] for i in group_ids)
         holders = Counter(group.worker for group in groups if group.state is GroupState.LEASED)
         return "".join(
@@ -176,7 +180,7 @@ class Batches:
 
     @property
     def exhausted(self) -> bool:
-        """True where no batch can be fixed any more, because the prompts have ended."""
+        """True if no further batch can be fixed, because the prompts have ended."""
         memory, end = self.memory, self.policy.stream_end
         return (
             end is not None
@@ -187,7 +191,7 @@ class Batches:
 
     @property
     def last_step(self) -> int:
-        """The last step that there will be, as far as is known."""
+        """The last step of the job, as far as it is clear now."""
         last = max(self.memory.batches, default=self.memory.progress.step)
         return (
             min(self.policy.total_steps, max(last, self.memory.progress.step))
@@ -214,17 +218,13 @@ class Batches:
         self.rounds.committed(step, final=step == self.last_step)
 
     def settle(self) -> None:
-        """Open the last evaluation once it is clear that the prompts have ended and no further step
-        will come.
-        """
+        """Open the last evaluation once the prompts have ended and no further step will come."""
         if self.exhausted and self.memory.progress.step == self.last_step > 0:
             self.rounds.committed(self.last_step, final=True)
 
     @property
     def over(self) -> bool:
-        """True where no worker will be needed any more: every step is trained,
-        evaluated and checkpointed.
-        """
+        """True if every step is trained, evaluated and checkpointed, so workers may end."""
         progress = self.memory.progress
         return (
             progress.step >= self.last_step
@@ -237,9 +237,7 @@ class Batches:
         return group is None or group.state is not GroupState.BATCHED or group.step != step
 
     def _regenerate_outdated(self, version: int) -> None:
-        """Send surplus groups of a mode that promises the newest weights
-        back to be generated again.
-        """
+        """Send surplus groups back if their samples must be of newer weights."""
         memory = self.memory
         for group_id in [*memory.finished, *memory.in_work]:
             key, group = GroupKey(TRAINING, group_id), memory.groups[group_id]
@@ -255,7 +253,7 @@ class Batches:
             memory.count("groups_outdated")
 
     def commit_checkpoint(self, step: int, attempt: int) -> int:
-        """Forget the samples of all steps up to `step`; how many groups those were."""
+        """Forget the samples of all steps up to `step`, and return the number of their groups."""
         self.admit(attempt)
         memory, progress = self.memory, self.memory.progress
         if step > progress.step:
@@ -275,10 +273,21 @@ class Batches:
         return forgotten
 
     def rewind(self, step: int, attempt: int, vocabulary: int = 0) -> int:
-        """Undo the commits after `step`; how many batches after it are fixed already and will be
-        served again.
+        """Undo the commits after `step`.
 
-        vocabulary: tokens of the trainer's embedding; 0: not known.
+        Parameters
+        ----------
+        step
+            Step of the checkpoint that the trainer has loaded.
+        attempt
+            Attempt of the trainer.
+        vocabulary
+            Tokens of the trainer's embedding; 0 if not known.
+
+        Returns
+        -------
+        Number of later batches that are fixed already and will be served again.
+
         """
         self.admit(attempt)
         memory, progress = self.memory, self.memory.progress

@@ -1,10 +1,9 @@
-"""Groups that failed for good or that the dynamic filter dropped, counted by reason; and when
-nothing else happens any more.
+"""Groups that failed for good or that the dynamic filter dropped, counted by reason.
 
-A job whose reward raises for every sample, or whose filter keeps nothing, would burn prompts for
+A job whose reward raises for every sample, or whose filter keeps no group, would burn prompts for
 ever. After `barren_limit` failed groups in a row without one usable sample, or `filter_limit`
-dropped ones without one that was kept, it is given up (`Memory.dead_end`), and those groups go
-back: whoever mends the reward or the filter and starts again loses none of them.
+dropped ones without one that was kept, it is given up (`Memory.dead_end`). Those groups then wait
+again, so that a user who mends the reward or the filter and starts again does not lose them.
 """
 
 from __future__ import annotations
@@ -22,23 +21,21 @@ from sluice_buffer.rules.filters import NONZERO_STD, counter_name
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import number
 
+# Failures that are kept on the disk; older ones are only counted.
 KEPT = 10_000
-"""Failures that are kept on the disk; older ones are counted only."""
+# Reasons that are counted separately: each is a time series.
 _NAMED = 50
-"""Reasons that are counted apart: each is a time series."""
 _REASON_CHARACTERS = 500
 
 
 def first_line(text: str) -> str:
-    """The first line that says something, as the reason that people read."""
+    """Return the first line that is not empty, as the reason that people read."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if line), "no reason given")[:_REASON_CHARACTERS]
 
 
 def reason_name(reason: str) -> str:
-    """A reason as a label: few short words, without paths and what differs from
-    prompt to prompt.
-    """
+    """Return a reason as a label: few short words that do not differ from prompt to prompt."""
     text = re.sub(r"\S*/\S*", "", re.sub(r"^\S+ row \d+: ", "", reason))
     words = re.findall(r"[A-Za-z]+", text)
     return "_".join(words[:8])[:60] or "unnamed"
@@ -46,17 +43,21 @@ def reason_name(reason: str) -> str:
 
 @dataclass(slots=True)
 class Failures:
-    """The transitions of failed groups on one memory. clock: seconds since 1970."""
+    """The transitions of failed groups on one memory.
+
+    `clock` returns seconds since 1970.
+    """
 
     memory: Memory
     policy: AdmissionPolicy
     clock: Callable[[], float]
+    # Training groups that failed since the last usable sample.
     barren: list[tuple[int, Group]] = field(default_factory=list)
-    """Training groups that failed since the last usable sample."""
 
     def fail(self, key: GroupKey, group: Group, reason: str) -> None:
-        """Count a group that will not be trained,
-        or counts as wrong in its evaluation; write down why.
+        """Count a failed group and record why it failed.
+
+        A training group will not be trained; an evaluation group counts as wrong.
         """
         memory, progress = self.memory, self.memory.progress
         group.note = reason = first_line(reason)
@@ -76,7 +77,7 @@ class Failures:
             self._judge()
 
     def usable(self) -> None:
-        """A group had a sample that could be trained."""
+        """Note a group that has a sample that can be trained."""
         self.barren.clear()
 
     def _judge(self) -> None:
@@ -84,12 +85,12 @@ class Failures:
             return
         reasons = Counter(reason_name(group.note) for _, group in self.barren)
         examples = {reason_name(group.note): group.note for _, group in self.barren}
-        told = "; ".join(
+        causes = "; ".join(
             f"{count} times: {examples[name]}" for name, count in reasons.most_common(3)
         )
         self.memory.dead_end = (
             f"{len(self.barren)} groups in a row failed, and not one of their samples can be "
-            f"trained. {told}"
+            f"trained. {causes}"
         )
         for group_id, group in self.barren:
             self.memory.revive(group_id, group)
@@ -102,16 +103,16 @@ class Drops:
 
     memory: Memory
     policy: AdmissionPolicy
+    # `rollout.dynamicFilter`.
     filter_name: str | None
-    """`rollout.dynamicFilter`."""
 
     def drop(self, key: GroupKey, group: Group, reason: str) -> None:
-        """End a group; its place in the batch is free again."""
+        """Drop a group, which frees its place in the batch."""
         memory = self.memory
         group.note = reason
         memory.count(f"filtered_{counter_name(reason)}")
         memory.move(key, group, GroupState.FILTERED)
-        if self.filter_name and reason != PROMPT_TOO_LONG:  # which no filter decides
+        if self.filter_name and reason != PROMPT_TOO_LONG:  # a length is not the filter's decision
             memory.dropped.append((key.group_id, group))
             self._judge(self.filter_name)
 

@@ -1,8 +1,8 @@
-"""Leases of groups: hand out, extend, take back.
+"""Leases of groups: grant, extend, take back.
 
 A lease is durable, its deadline is not: a restart of the buffer gives every lease its full time
-again, which is what a worker needs that could not reach us. The owner of a lease is (worker,
-attempt); when a worker comes with a newer attempt, the process that held the older leases is gone,
+again, because workers could not reach the buffer meanwhile. The owner of a lease is (worker,
+attempt). When a worker comes with a newer attempt, the process that held the older leases is gone,
 and they are free at once.
 """
 
@@ -30,10 +30,17 @@ class WorkerAttempt:
 
 @dataclass(frozen=True, slots=True)
 class LeaseCall:
-    """A worker's call for leases. number: grows with each call of a session, which is one process
-    of the worker.
+    """A worker's call for leases.
 
-    held: ids of all leases that have reached it.
+    Parameters
+    ----------
+    number
+        Grows with each call of a session.
+    held
+        Ids of all leases that have reached the worker.
+    session
+        Identifies the process of the worker.
+
     """
 
     worker: WorkerAttempt
@@ -42,11 +49,11 @@ class LeaseCall:
     session: int = 0
 
 
+# The buffer itself, if it makes the samples of a batch (sources/local_groups.py).
 LOCAL_WORKER = WorkerAttempt("filler", 1)
-"""The buffer itself, where it makes the samples of a batch (sources/local_groups.py)."""
 
+# Called with a group that will never be finished, and why.
 OnGivenUp = Callable[[GroupKey, Group, str], None]
-"""Called with a group that will never be finished, and why."""
 
 
 @dataclass(slots=True)
@@ -58,19 +65,19 @@ class Leases:
     lease_seconds: float
     round_size: int
     give_up: OnGivenUp
+    # True if the buffer makes the training samples: workers then get evaluations alone.
     local_samples: bool = False
-    """The buffer makes the training samples itself: workers get evaluations alone."""
+    # Session and number of the newest call of each worker.
     calls: dict[WorkerAttempt, tuple[int, int]] = field(default_factory=dict)
-    """Session and number of the newest call of each worker."""
 
     def admit(self, worker: WorkerAttempt) -> None:
-        """Refuse a worker of an older attempt; free what an older attempt held."""
-        known = self.memory.progress.workers.get(worker.name, 0)
-        if worker.attempt < known:
+        """Refuse a worker of an older attempt; free the leases of its older attempts."""
+        newest = self.memory.progress.workers.get(worker.name, 0)
+        if worker.attempt < newest:
             raise StaleAttemptError(
-                f"{worker.name} attempt {worker.attempt}: attempt {known} has been here"
+                f"{worker.name} attempt {worker.attempt} was replaced by attempt {newest}"
             )
-        if worker.attempt > known:
+        if worker.attempt > newest:
             self.memory.progress.workers[worker.name] = worker.attempt
             self.memory.changed = True
             for key in sorted(self.memory.leases_of[worker.name]):
@@ -81,11 +88,11 @@ class Leases:
                     )
 
     def lease(self, call: LeaseCall, limit: int, worker_version: int, now: float) -> list[GroupKey]:
-        """Groups for a worker: what it was given and never got, evaluation, what came back, then
-        new ones.
+        """Lease groups to a worker.
 
-        At most `limit`, not counting the first. Raises PreconditionError for a call that a later
-        one has overtaken: nobody reads its answer.
+        In this order: leases whose answer was lost, evaluation, groups that came back, new ones. At
+        most `limit`, not counting the lost ones. Raises PreconditionError if a later call has
+        overtaken this one: its answer would not be read.
         """
         worker = call.worker
         self.admit(worker)
@@ -103,13 +110,13 @@ class Leases:
         return lost + self._take(candidates, worker, limit - len(lost), worker_version, now)
 
     def fill(self, limit: int, version: int) -> list[GroupKey]:
-        """Up to `limit` training groups for the buffer itself; their leases do not run out."""
+        """Lease up to `limit` training groups to the buffer itself, without a deadline."""
         return self._take(
             self._training(LOCAL_WORKER, version), LOCAL_WORKER, limit, version, math.inf
         )
 
     def available(self, worker_version: int) -> int:
-        """How many groups there are for workers that serve `worker_version`."""
+        """Return how many groups there are for workers that serve `worker_version`."""
         memory = self.memory
         rounds = (round_ for version, round_ in memory.rounds.items() if version <= worker_version)
         count = sum(
@@ -120,12 +127,12 @@ class Leases:
         return count + self._may_continue(worker_version) + self.may_start(worker_version)
 
     def _not_arrived(self, call: LeaseCall) -> list[GroupKey]:
-        """Leases of the worker that it does not know of."""
+        """Return leases of the worker that have not reached it."""
         keys = sorted(self.memory.leases_of[call.worker.name])
         return [key for key in keys if self.lease_id(key) not in call.held]
 
     def lease_id(self, key: GroupKey) -> str:
-        """The id of a group's present lease."""
+        """Return the id of a group's present lease."""
         group = self.memory.find(key)
         serial = 0 if key.round == TRAINING else self.memory.rounds[key.round].serial
         return lease_id(key, serial, group.lease_attempt if group else 0)
@@ -138,7 +145,10 @@ class Leases:
         worker_version: int,
         now: float,
     ) -> list[GroupKey]:
-        """The first candidates. Each is handed out before the next is asked for."""
+        """Lease the first candidates.
+
+        Each is leased before the next is requested from the iterator, which depends on it.
+        """
         keys: list[GroupKey] = []
         for key in candidates if limit > 0 else ():
             if len(keys) >= limit:
@@ -173,8 +183,9 @@ class Leases:
         groups: Mapping[int, Group],
         allowed: Callable[[Group], bool],
     ) -> Iterator[int]:
-        """Groups that came back, in the order of their heaps, up to the first that is not allowed;
-        of suspects one at most for a worker.
+        """Yield groups that came back, in the order of their heaps, up to the first not allowed.
+
+        A worker gets at most one suspect.
         """
         suspect = _first(queues.suspects, groups, suspects=True)
         if suspect is not None and not self._has_suspect(worker) and allowed(groups[suspect]):
@@ -187,7 +198,7 @@ class Leases:
     def _allowed(self, group: Group, worker_version: int) -> bool:
         """True if a worker that serves `worker_version` may take a training group that came back.
 
-        A partial response keeps its due step only if no older weights go on with it.
+        A partial response keeps its due step only if it is not continued with older weights.
         """
         if not self.policy.strict:
             version = self.memory.progress.step
@@ -197,7 +208,7 @@ class Leases:
         return worker_version >= group.version
 
     def _may_continue(self, worker_version: int) -> int:
-        """How many of the training groups that came back are allowed for a worker."""
+        """Return how many of the training groups that came back are allowed for a worker."""
         memory, waiting = self.memory, self.memory.counts[GroupState.WAITING]
         if not waiting:
             return 0
@@ -211,7 +222,7 @@ class Leases:
         return begun.total() + min(waiting - begun.total(), self._places_left(worker_version))
 
     def _places_left(self, worker_version: int) -> int:
-        """How many more groups may be begun with the weights of a worker, in strict mode."""
+        """Return how many more groups may begin with the weights of a worker, in strict mode."""
         return places_left(
             self.policy,
             step=self.memory.next_batch,
@@ -249,7 +260,7 @@ class Leases:
     def heartbeat(
         self, worker: WorkerAttempt, names: list[tuple[str, LeaseName | None]], now: float
     ) -> list[str]:
-        """Extend the leases; the ids of those that the worker holds no more and should drop."""
+        """Extend leases, and return the ids of those that the worker does not hold any more."""
         self.admit(worker)
         drop: list[str] = []
         for text, name in names:
@@ -261,7 +272,7 @@ class Leases:
             ):
                 drop.append(
                     text
-                )  # finished ones are not dropped: their submit may still be on its way back
+                )  # finished groups are not dropped: the answer to their submit may be on its way
         return drop
 
     def _holds(self, group: Group, name: LeaseName, worker: WorkerAttempt) -> bool:
@@ -288,8 +299,10 @@ class Leases:
         return len(late)
 
     def release(self, key: GroupKey, group: Group, why: str, *, blame: bool = True) -> None:
-        """Take a group back unfinished; it goes to the next worker that asks, or is failed after
-        too many times.
+        """Take a group back unfinished.
+
+        It goes to the next worker that asks, or fails after it came back too often. `blame` counts
+        this time.
         """
         if blame:
             group.failures += 1
@@ -300,7 +313,7 @@ class Leases:
 
 
 def _first(heap: Returned, groups: Mapping[int, Group], *, suspects: bool) -> int | None:
-    """The first group of a heap that waits there; entries of others are dropped on the way."""
+    """Return the first waiting group of a heap; outdated entries are removed on the way."""
     while heap:
         entry, group_id = heap[0]
         group = groups.get(group_id)

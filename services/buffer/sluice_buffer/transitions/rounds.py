@@ -1,7 +1,7 @@
-"""Evaluation rounds: when one is opened, what it still needs, and what it came to.
+"""Evaluation rounds: when one is opened, what it still needs, and its result.
 
-A round evaluates one weight version: every held-out prompt once, as a group of its own that is
-leased before any training prompt and never gets into a batch. Round groups are numbered through all
+A round evaluates one weight version: every held-out prompt once, as a separate group that is leased
+before any training prompt and never gets into a batch. Groups of a round are numbered through all
 data sets in the order of the manifest.
 """
 
@@ -17,10 +17,10 @@ from sluice_buffer.rules.voting import majority
 from sluice_buffer.state.memory import Memory, Result, Round
 from sluice_buffer.state.storage import number
 
+# Groups of each data set whose samples are kept for people to look at.
 EXAMPLES = 4
-"""Groups of each data set whose samples are kept for people to look at, and"""
+# Newest rounds whose examples are kept.
 EXAMPLE_ROUNDS = 3
-"""for how many of the newest rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class EvalSet:
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """The parts of every round, and its times."""
+    """The data sets of every round, and the versions that have one."""
 
     sets: Sequence[EvalSet]
     every_steps: int
@@ -43,15 +43,15 @@ class EvalPlan:
 
     @property
     def size(self) -> int:
-        return sum(one.rows for one in self.sets)
+        return sum(dataset.rows for dataset in self.sets)
 
     def locate(self, group_id: int) -> tuple[int, int]:
-        """(data set, row) of a group of a round."""
+        """Return (data set, row) of a group of a round."""
         row = group_id
-        for position, one in enumerate(self.sets):
-            if row < one.rows:
+        for position, dataset in enumerate(self.sets):
+            if row < dataset.rows:
                 return position, row
-            row -= one.rows
+            row -= dataset.rows
         raise IndexError(f"evaluation group {group_id} of {self.size}")
 
     def due(self, version: int, *, final: bool) -> bool:
@@ -69,11 +69,11 @@ class Rounds:
 
     memory: Memory
     plan: EvalPlan
+    # Seconds since 1970: a round may outlive the process.
     clock: Callable[[], float]
-    """Seconds since 1970: a round may outlive the process."""
 
     def committed(self, version: int, *, final: bool) -> None:
-        """Open the round of a version that was just made, where one is due."""
+        """Open the round of a version that was just made, if it is due."""
         memory = self.memory
         if (
             not self.plan.due(version, final=final)
@@ -91,7 +91,7 @@ class Rounds:
         memory.changed = True
 
     def waiting_for(self, version: int) -> str | None:
-        """Words for what the evaluation of the present version still lacks."""
+        """Describe what the evaluation of a version still lacks; None if it is complete."""
         round_ = self.memory.rounds.get(version)
         if round_ is None:
             return None
@@ -112,13 +112,13 @@ class Rounds:
         return self.plan.locate(key.group_id)[1] < EXAMPLES
 
     def fail(self, key: GroupKey, group: Group) -> None:
-        """Let a group that cannot be finished count as wrong, so that the round ends."""
+        """Count a group that cannot be finished as wrong, so that the round can end."""
         group.summary = pack_facts(failed_facts(self.samples_per_prompt(key), key.round))
         self.memory.move(key, group, GroupState.FAILED)
         self.finish(key)
 
     def finish(self, key: GroupKey) -> None:
-        """One more group of a round is finished; with the last one the round is."""
+        """Count a finished group of a round, and finish the round with the last one."""
         round_ = self.memory.rounds[key.round]
         round_.unfinished -= 1
         if round_.unfinished:
@@ -131,14 +131,14 @@ class Rounds:
             if round_.groups[group_id].size:
                 examples[position].append([group_id, round_.groups[group_id].size])
         results = []
-        for position, one in enumerate(self.plan.sets):
+        for position, dataset in enumerate(self.plan.sets):
             facts = [unpack_facts(g.summary) for g in by_set[position]]
             ballots = [g.note if g.state is GroupState.FINISHED else "" for g in by_set[position]]
             values = metrics(facts, self.plan.ks)
             values |= majority(list(zip(facts, ballots, strict=True)), self.plan.ks)
             result = Result(
                 round_.version,
-                one.name,
+                dataset.name,
                 values,
                 max(0.0, self.clock() - round_.opened),
                 examples[position],
@@ -177,8 +177,9 @@ class Rounds:
         self.memory.results[version] = kept
 
     def rewound(self, step: int) -> None:
-        """Discard the evaluations of versions after `step`:
-        they are made again when training gets there.
+        """Discard the evaluations of versions after `step`.
+
+        They are made again when training gets there.
         """
         for version in [v for v in self.memory.rounds if v > step]:
             round_ = self.memory.rounds[version]

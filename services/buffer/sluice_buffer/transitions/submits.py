@@ -1,4 +1,4 @@
-"""Submissions: a worker hands a group in, finished, or back unfinished."""
+"""Submissions: a worker submits a finished group, or returns an unfinished one."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from sluice_buffer.transitions.failures import Drops, Failures
 from sluice_buffer.transitions.leases import Leases
 from sluice_buffer.transitions.rounds import Rounds
 
+# A group up to this size is parsed at once, which is faster; a larger one sample by sample, which
+# takes less memory.
 _PARSED_WHOLE_BYTES = 1 << 20
-"""A group up to this size is parsed at once, which is quicker; a larger one by sample, which takes
-less memory."""
 
 
 class SubmitOutcome(enum.Enum):
@@ -55,10 +55,10 @@ class SubmitAnswer:
 
 
 def submit_outcome(group: Group, attempt: int) -> SubmitOutcome | None:
-    """The answer to a submit from lease `attempt` that is not to be looked at;
-    None where it is welcome.
+    """Return the answer to a submit that need not be read; None if the group is welcome.
 
-    Work is not thrown away: an older lease may still hand its group in while nobody else has it.
+    `attempt` is the number of the submitter's lease. Finished work is not wasted: an older lease
+    may still submit its group while no other worker has it.
     """
     match group.state:
         case GroupState.LEASED:
@@ -78,16 +78,16 @@ class Submits:
     rounds: Rounds
     failures: Failures
     drops: Drops
+    # Groups of an epoch. If so many in a row are left out as too long, no prompt fits.
     epoch_size: int
-    """Groups of an epoch: when so many in a row are left out as too long, none fits."""
+    # True if a prompt is the one that a group was leased with.
     is_leased: Callable[[GroupKey, pb.Prompt], bool]
-    """True if a prompt is the one that a group was leased with."""
     too_long: int = 0
 
     def submit(self, data: Bytes, free_bytes: int) -> SubmitAnswer:
         """Take a finished group.
 
-        StorageFullError where `free_bytes`, the bytes that are left, does not suffice.
+        Raises StorageFullError if it is larger than `free_bytes`.
         """
         answer = self._submit(data, free_bytes)
         if answer.outcome in (SubmitOutcome.DUPLICATE, SubmitOutcome.STALE, SubmitOutcome.REFUSED):
@@ -128,9 +128,7 @@ class Submits:
         return self._finish_training(name.key, group, data, message, checked)
 
     def _early(self, name: LeaseName, group: Group | None) -> SubmitAnswer | None:
-        """The answer where the group needs no look; None where it is in work and this lease may
-        finish it.
-        """
+        """Return the answer if the group need not be read; None if this lease may finish it."""
         if group is not None:
             if (
                 name.key.round != TRAINING
@@ -164,7 +162,7 @@ class Submits:
         )
 
     def _is_local(self, key: GroupKey) -> bool:
-        """True for samples that the buffer makes itself, of a dump with prompts of its own even."""
+        """True for samples that the buffer makes itself, even from a dump with other prompts."""
         return self.leases.local_samples and key.round == TRAINING
 
     def _limits(self, key: GroupKey) -> Limits:
@@ -217,10 +215,10 @@ class Submits:
         return SubmitAnswer(SubmitOutcome.STORED)
 
     def _too_old(self, key: GroupKey, version: int) -> bool:
-        """True for a group with tokens of `version` that cannot be trained in time.
+        """True if a group with tokens of `version` cannot be trained in time.
 
-        Engines that get older weights again after a rewind of the trainer make such groups, and so
-        do workers that submit after their lease has expired.
+        Such groups come from engines that get older weights again after a rewind of the trainer,
+        and from workers that submit after their lease has expired.
         """
         memory = self.memory
         if outdated(self.policy, version=memory.progress.step, start_version=version):
@@ -241,7 +239,7 @@ class Submits:
             )
 
     def give_up(self, key: GroupKey, group: Group, why: str) -> None:
-        """Fail a group that came back too often. why: what happened the last time."""
+        """Fail a group that came back too often, with the reason of the last time."""
         self.memory.discard("partials", key, group)
         self.failures.fail(key, group, why)
         if key.round != TRAINING:
@@ -259,8 +257,9 @@ class Submits:
         return SubmitAnswer(SubmitOutcome.STORED)
 
     def refuse(self, prompt: pb.Prompt, why: str) -> None:
-        """Take a lease back whose group could not be read, for the reason that its
-        worker is told.
+        """Take back the lease of a group that could not be read.
+
+        `why` is the reason that its worker is given.
         """
         name = parse_lease_id(prompt.lease_id)
         group = self.memory.find(name.key) if name else None
@@ -274,7 +273,7 @@ class Submits:
             self.leases.release(name.key, group, why)
 
     def give_back(self, data: Bytes, free_bytes: int) -> tuple[bool, str]:
-        """Take an unfinished group back, with what it has: (accepted, why not)."""
+        """Take an unfinished group back, with its samples so far: (accepted, why not)."""
         message, problem = _parse(data)
         if message is None:
             return False, problem
@@ -329,7 +328,7 @@ class Submits:
 
 
 def _answers(message: AnyGroup) -> list[float | None]:
-    """The answer of each sample, as its reward gave it; None: it has none, or has failed."""
+    """Return the answer of each sample, as its reward gave it; None if it has none."""
     return [
         None
         if sample.status == pb.SAMPLE_STATUS_FAILED
