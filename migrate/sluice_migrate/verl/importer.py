@@ -39,6 +39,7 @@ from sluice_migrate.verl.data import (
 )
 from sluice_migrate.verl.engines import with_engine
 from sluice_migrate.verl.hydra import overrides, resolved
+from sluice_migrate.verl.lora import lora, take_lora
 from sluice_migrate.verl.placement import PLACEMENT_KEYS, placement
 from sluice_migrate.verl.reward import overlong, reward
 from sluice_migrate.verl.sft import ENTRY, import_sft, is_sft, launcher_settings
@@ -136,10 +137,12 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     # These set fields on which batches and placement below depend.
     separate = asynchronous(draft, settings, entry)
     later = {name: settings.take(name) for name in _LATER}
+    adapter = take_lora(settings, "actor_rollout_ref.model")
     with_engine(VERL, draft, settings).translate(draft, settings)
     _defaults(draft)
     overlong(draft, settings)
     critic(draft, settings)
+    lora(draft, adapter)
     if not is_fully_async(entry):
         _batches(draft, later)
     drop_unused_clip(draft)

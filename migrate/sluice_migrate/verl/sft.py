@@ -28,6 +28,7 @@ from sluice_migrate.translation import (
     as_path,
     set_field,
 )
+from sluice_migrate.verl.lora import lora, take_lora
 from sluice_migrate.verl.table import VERL, schedule
 
 ENTRY = re.compile(r"(^|[./])(fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(\.py)?$")
@@ -59,9 +60,6 @@ _ENTRIES: dict[str, Translation] = {
     "model.path": Field("model.path", as_path),
     "model.partial_pretrain": Field("model.path", as_path),
     "model.trust_remote_code": Field("model.trustRemoteCode", as_boolean),
-    "model.lora_rank": Unsupported("sluice trains all weights", unless=(0,)),
-    "model.lora_alpha": Covered("it belongs to LoRA"),
-    "model.target_modules": Covered("it belongs to LoRA"),
     "model.use_liger": Covered("sluice computes log-probs without the logits of a whole row"),
     "model.use_remove_padding": ALWAYS,
     "use_remove_padding": ALWAYS,
@@ -206,8 +204,10 @@ def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
         draft.set("trainer.recompute", "full", "model.enable_gradient_checkpointing")
     older = "model.partial_pretrain" in settings
     table = replace(_SFT, defaults=(*_DEFAULTS, _COSINE)) if older else _SFT
+    adapter = take_lora(settings, "model")
     table.translate(draft, settings)
     table.write_defaults(draft)
+    lora(draft, adapter)
     return draft
 
 

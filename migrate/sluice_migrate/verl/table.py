@@ -95,7 +95,6 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     # model
     "actor_rollout_ref.model.path": Field("model.path", as_path),
     "actor_rollout_ref.model.trust_remote_code": Field("model.trustRemoteCode", as_boolean),
-    "actor_rollout_ref.model.lora_rank": Unsupported("sluice trains all weights", unless=(0,)),
     "actor_rollout_ref.model.use_remove_padding": ALWAYS,
     "actor_rollout_ref.model.custom_chat_template": Unsupported(
         "sluice uses the tokenizer's chat template", unless=(None,)

@@ -472,5 +472,49 @@ def test_sft_of_verl_with_questions_and_answers() -> None:
     ]
     assert spec["trainer"]["gpusPerNode"] == 8
     assert spec["trainer"]["epochs"] == 4
-    assert "sluice trains all weights" in result.stderr
+    assert spec["trainer"]["backend"] == "fsdp"
+    assert spec["trainer"]["lora"] == {"rank": 32, "alpha": 16}
     assert "rewrite the rows with the text in a column" in " ".join(result.stderr.split())
+
+
+LORA = (
+    "actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.lora_alpha=32 "
+    "actor_rollout_ref.model.exclude_modules=[gate_proj]"
+)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        pytest.param("all-linear", {}, id="all-linear"),
+        pytest.param("[q_proj,v_proj]", {"targetModules": ["q_proj", "v_proj"]}, id="names"),
+    ],
+)
+def test_adapters_of_fsdp_are_translated(targets: str, expected: dict[str, Any]) -> None:
+    done = verl(
+        f"actor_rollout_ref.actor.strategy=fsdp2 {LORA} "
+        f"actor_rollout_ref.model.target_modules={targets}"
+    )
+    adapter = {"rank": 16, "alpha": 32, "excludeModules": ["gate_proj"]}
+    assert spec_of(done)["trainer"]["lora"] == adapter | expected
+
+
+def test_a_pattern_of_layers_is_not_translated() -> None:
+    done = verl(
+        f"actor_rollout_ref.actor.strategy=fsdp {LORA} "
+        "actor_rollout_ref.model.target_modules='.*proj'"
+    )
+    assert "targetModules" not in spec_of(done)["trainer"]["lora"]
+    assert "it takes no patterns" in unwrapped(done)
+
+
+def test_adapters_of_megatron_are_reported() -> None:
+    done = verl(f"actor_rollout_ref.actor.strategy=megatron {LORA}")
+    assert "lora" not in spec_of(done)["trainer"]
+    assert "only trainer.backend: fsdp trains adapters" in unwrapped(done)
+
+
+def test_a_rank_of_0_trains_all_weights() -> None:
+    done = verl("actor_rollout_ref.actor.strategy=fsdp actor_rollout_ref.model.lora_rank=0")
+    assert "lora" not in spec_of(done)["trainer"]
+    assert "lora" not in unwrapped(done)
