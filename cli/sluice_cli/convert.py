@@ -84,6 +84,37 @@ def dist_to_hf(
 
 
 @app.command()
+def merge_adapter(
+    adapter: Annotated[
+        Path,
+        typer.Argument(help="A PEFT adapter, or a checkpoint of trainer.lora.", show_default=False),
+    ],
+    target: Annotated[Path, typer.Argument(help="Directory to write.", show_default=False)],
+    like: Annotated[
+        Path,
+        typer.Option(help="Hugging Face checkpoint of the base model.", show_default=False),
+    ],
+) -> None:
+    """Add an adapter to its base model, and write a Hugging Face checkpoint."""
+    _run("merge-adapter", adapter, like, target, needs=("torch", "peft"))
+
+
+@app.command()
+def extract_adapter(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint of trainer.lora, or a directory of them (the newest).",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[Path, typer.Argument(help="Directory to write.", show_default=False)],
+) -> None:
+    """Copy the PEFT adapter out of a checkpoint, without the optimizer."""
+    _run("extract-adapter", checkpoint, target, needs=("torch", "peft"))
+
+
+@app.command()
 def gguf_to_hf(
     source: Annotated[Path, typer.Argument(help="The model's .gguf file.", show_default=False)],
     target: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],

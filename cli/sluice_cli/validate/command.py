@@ -18,6 +18,8 @@ from sluice_client.resolve import resolve
 if TYPE_CHECKING:
     from sluice_cli.validate.deep_checks import Trial
 
+LORA_LR = 5e-6  # below it an adapter of a language model hardly learns
+
 
 @dataclass(slots=True)
 class Validation:
@@ -100,7 +102,7 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
 
     """
     job = load_job(path, overrides)
-    validation = Validation(path, job)
+    validation = Validation(path, job, notes=_learning_rate_notes(job))
     spec = job.spec
     if spec.model.volume is not None or spec.data.volume is not None:
         validation.notes.append("files in volumes of a cluster were not checked")
@@ -108,7 +110,7 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
     resolved = resolve(job, path.parent)
     check_files(resolved)
     findings = file_checks.check_contents(resolved, run_code=True)
-    validation.problems, validation.notes = findings.problems, findings.notes
+    validation.problems, validation.notes = findings.problems, validation.notes + findings.notes
     if problem := footprint.shortage(resolved):
         validation.notes.append(f"sluice run would refuse this job on this machine: {problem}")
     if deep and not findings.problems:
@@ -117,6 +119,20 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
         validation.trial = deep_checks.try_prompts(resolved)
         validation.problems += validation.trial.problems
     return validation
+
+
+def _learning_rate_notes(job: RLJob) -> list[str]:
+    """Return a note if the learning rate is low for an adapter.
+
+    About ten times that of full training is best (Schulman et al. 2025, "LoRA Without Regret").
+    """
+    trainer = job.spec.trainer
+    if trainer.lora is None or trainer.optimizer.lr >= LORA_LR:
+        return []
+    return [
+        f"spec.trainer.optimizer.lr: {trainer.optimizer.lr:g} is low for an adapter, which learns "
+        "best at about ten times the rate of full training"
+    ]
 
 
 def _facts(job: RLJob) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from sluice.model_files import WEIGHTS, gguf_problem
 from sluice.runtime.pod_env import ConfigurationError
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def check_files(job: RLJob) -> None:
@@ -39,6 +40,7 @@ def _problems(path: MarkedPath, job: RLJob) -> list[str]:
     if path.kind == "word":  # the worker looks for the program on its own PATH
         return []
     check = {
+        "adapter": _adapter,
         "tokenizer": _tokenizer,
         "data": _prompts,
         "rollouts": _rollouts,
@@ -91,6 +93,11 @@ def _weights(directory: Path, cure: str) -> str | None:
 def _tokenizer(directory: str) -> str | None:
     exists = any((Path(directory) / name).exists() for name in _TOKENIZER)
     return None if exists else f"{directory} has no tokenizer ({', '.join(_TOKENIZER)})"
+
+
+def _adapter(directory: str) -> str | None:
+    missing = [name for name in _ADAPTER if not (Path(directory) / name).is_file()]
+    return f"{directory} has no {missing[0]}; expected a PEFT adapter" if missing else None
 
 
 def _prompts(path: str) -> str | None:

@@ -93,6 +93,9 @@ class Weights(Protocol):
         Config and tokenizer are those of the checkpoint that the model started from.
         """
 
+    def export_adapter(self, directory: Path) -> None:
+        """Write the adapter of `trainer.lora` in PEFT's format."""
+
     def offload(self, *, weights: bool) -> None:
         """Move to host memory what `trainer.offload` names.
 

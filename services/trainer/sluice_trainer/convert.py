@@ -11,14 +11,17 @@ from pathlib import Path
 
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.checkpoint import checkpoint_directory
+from sluice_trainer.lora.checkpoint import is_adapter
+from sluice_trainer.lora.merging import extract_adapter, merge_adapter
 from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
 
 
 def main(arguments: list[str]) -> int:
     """Convert a checkpoint and print the path of the result.
 
-    The arguments are hf-to-dist SOURCE TARGET, dist-to-hf CHECKPOINT LIKE TARGET, or gguf-to-hf
-    SOURCE TARGET. `sluice convert` checks and documents them.
+    The arguments are hf-to-dist SOURCE TARGET, dist-to-hf CHECKPOINT LIKE TARGET, gguf-to-hf
+    SOURCE TARGET, merge-adapter ADAPTER LIKE TARGET, or extract-adapter CHECKPOINT TARGET.
+    `sluice convert` checks and documents them.
     """
     direction, *paths = arguments
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
@@ -30,14 +33,37 @@ def main(arguments: list[str]) -> int:
             source, target = map(Path, paths)
             gguf_to_hf(source, target)
             print(target)
+        elif direction == "extract-adapter":
+            checkpoint, target = map(Path, paths)
+            extract_adapter(_adapter(checkpoint), target)
+            print(target)
+        elif direction == "merge-adapter":
+            adapter, like, target = map(Path, paths)
+            merge_adapter(_adapter(adapter), like, target)
+            print(target)
         else:
             checkpoint, like, target = map(Path, paths)
+            if is_adapter(checkpoint_directory.latest_checkpoint(checkpoint)):
+                raise ConfigurationError(
+                    f"{checkpoint} holds an adapter: sluice convert merge-adapter adds it to its "
+                    "base, sluice convert extract-adapter copies it"
+                )
             (_from_megatron if _is_megatrons(checkpoint) else _from_fsdp)(checkpoint, like, target)
             print(target)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _adapter(path: Path) -> Path:
+    """Return `path` if it is an adapter, else the newest checkpoint in it, which must hold one."""
+    if is_adapter(path):
+        return path
+    final = checkpoint_directory.latest_checkpoint(path)
+    if not is_adapter(final):
+        raise ConfigurationError(f"{final} holds no adapter: there is no adapter_config.json")
+    return final
 
 
 def _is_megatrons(checkpoint: Path) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sluice.api.groups.lifecycle import Topology
+from sluice.api.groups.lora import Lora
 from sluice.api.groups.resources import Resources
 from sluice.api.schema.base import (
     Model,
@@ -170,6 +171,9 @@ class Trainer(Model):
         description="megatron: the fastest, for the model families in docs/models.md. fsdp: "
         "FSDP2, for any causal language model of transformers.",
     )
+    lora: Lora | None = Field(
+        None, description="Train low-rank adapters instead of all weights. Default: all weights."
+    )
     parallelism: Parallelism = Field(default_factory=Parallelism)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     steps: PositiveInt | None = Field(
@@ -253,6 +257,12 @@ class Trainer(Model):
             "cpuOffload",
         ),
         only_with("cpuOffloadFraction", field("cpuOffload") == "optimizer"),
+        only_with(
+            "lora",
+            _FSDP,
+            "only backend: fsdp trains adapters: set backend: fsdp, or leave lora out to train all "
+            "weights",
+        ),
         requires(
             any_set("optimizer.expAvgDtype", "optimizer.expAvgSqDtype"),
             _MEGATRON,

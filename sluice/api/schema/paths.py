@@ -14,14 +14,15 @@ from pydantic import Field
 from sluice.api.schema.annotations import MarkedField, annotated_fields, field_path, places
 from sluice.api.schema.base import Model
 
-# Target of a path: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python function; or
-# a word of a command, which may name a file.
-PathKind = Literal["model", "tokenizer", "data", "rollouts", "function", "word"]
+# Target of a path: a checkpoint, an adapter, a tokenizer, prompt files, dumped rollouts, a Python
+# function; or a word of a command, which may name a file.
+PathKind = Literal["model", "adapter", "tokenizer", "data", "rollouts", "function", "word"]
 VolumeName = Literal["model", "data"]
 # Volume of the spec, spec.<name>.volume, to whose root a path is relative if the volume is set.
 # Functions and words of commands are never in a volume.
 VOLUMES: Mapping[PathKind, VolumeName] = {
     "model": "model",
+    "adapter": "model",
     "tokenizer": "model",
     "data": "data",
     "rollouts": "data",
@@ -39,6 +40,8 @@ class Mark:
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
 # Directory of a Hugging Face checkpoint.
 ModelPath = Annotated[_Path, Mark("model")]
+# Directory of a PEFT adapter.
+AdapterPath = Annotated[_Path, Mark("adapter")]
 # Directory of a tokenizer.
 TokenizerPath = Annotated[_Path, Mark("tokenizer")]
 # File or directory of prompts, optionally with a slice (`@[a:b]`).

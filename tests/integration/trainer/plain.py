@@ -22,6 +22,7 @@ from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.lora.initial import initial_a
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.policy import critic
 from sluice_trainer.policy.learning_policy import LearningPolicy
@@ -74,7 +75,7 @@ def forward_values(model: Any, batch: MicroBatch) -> Tensor:
     """Return [1, r] values: a head on the state before each response token."""
     rows = []
     for tokens, length in zip(_sequences(batch), batch.response_lengths, strict=True):
-        hidden = model.model.model(input_ids=tokens[None]).last_hidden_state[0]
+        hidden = model.decoder(input_ids=tokens[None]).last_hidden_state[0]
         rows.append(model.score(hidden).squeeze(-1)[len(tokens) - length :])
     return torch.cat(rows)[None]
 
@@ -88,9 +89,35 @@ class WithValues(torch.nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        wrapped = hasattr(model, "get_base_model")  # by PEFT
         self.model = model
+        self.decoder = (model.get_base_model() if wrapped else model).model
         self.score = torch.nn.Linear(model.config.hidden_size, 1, bias=False)
         torch.nn.init.zeros_(self.score.weight)
+
+
+def adapted(model: Any, spec: RLJobSpec) -> Any:
+    """The model with PEFT's adapters, if the job trains some."""
+    lora = spec.trainer.lora
+    if lora is None:
+        return model
+    import peft
+
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        use_rslora=lora.rank_stabilized,
+        target_modules="all-linear" if "all-linear" in lora.target_modules else lora.target_modules,
+        exclude_modules=lora.exclude_modules or None,
+        task_type="CAUSAL_LM",
+    )
+    model = peft.get_peft_model(model, config)
+    for name, parameter in model.named_parameters():
+        if ".lora_A." in name:
+            module = name.removeprefix("base_model.model.").partition(".lora_A.")[0]
+            drawn = initial_a(module, parameter.shape[0], parameter.shape[1], spec.data.seed)
+            parameter.data.copy_(drawn)
+    return model
 
 
 class PlainLearner(Learner):
@@ -163,14 +190,14 @@ class Plain(LearningPolicy):
         super().__init__(spec, model_dir, author)
         self.ranks = Ranks(0, 1, 0, 1, None)
         rates, settings = spec.trainer.optimizer, spec.algorithm.value_model
-        self._model = tiny.hf_model(model_dir)
+        self._model = adapted(tiny.hf_model(model_dir), spec)
         self._learner = PlainLearner(self._model, spec, rates, spec.trainer.steps)
         kl = spec.algorithm.kl
         self._reference = PlainFrozen(spec, model_dir) if kl.coef > 0 or kl.loss_coef > 0 else None
         self._teacher = None
         self.critic = None
         if settings:
-            model = WithValues(tiny.hf_model(model_dir))
+            model = WithValues(adapted(tiny.hf_model(model_dir), spec))
             values = PlainLearner(model, spec, critic.rates(settings, rates), spec.trainer.steps)
             self.critic = critic.CriticModel(settings, values, forward_values)
         no_memory = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)
@@ -185,7 +212,11 @@ class Plain(LearningPolicy):
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
         raise NotImplementedError
 
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
     def hf_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, p.detach()) for name, p in self._model.named_parameters())
+        model = self._model.merge_and_unload() if self.spec.trainer.lora else self._model
+        yield from ((name, p.detach()) for name, p in model.named_parameters())

@@ -62,6 +62,7 @@ EVERY_PATH: dict[str, Any] = {
             }
         ]
     },
+    "trainer": {"lora": {"from": "a1"}},
     "debug": {"replay": "r1"},
 }
 
@@ -89,6 +90,7 @@ ALL = [
     ("spec.algorithm.loss.function", "function", "f9.py:f"),
     ("spec.algorithm.critic.modelPath", "model", "m3"),
     ("spec.algorithm.distillation.teacher.path", "model", "m4"),
+    ("spec.trainer.lora.from", "adapter", "a1"),
     ("spec.evaluation.datasets[0].path", "data", "d2.jsonl"),
     ("spec.evaluation.datasets[0].source.function", "function", "f10.py:f"),
     ("spec.evaluation.datasets[0].function", "function", "f11.py:f"),
@@ -128,7 +130,7 @@ def test_a_path_is_replaced_and_nothing_else() -> None:
 
 def test_only_what_a_volume_can_hold_is_relative_to_one() -> None:
     held = [path.field for path in marked(RLJobSpec, EVERY_PATH) if volume_of(path, EVERY_PATH)]
-    assert held == [field for field, kind, _ in ALL if kind in ("model", "tokenizer")]
+    assert held == [field for field, kind, _ in ALL if kind in ("model", "adapter", "tokenizer")]
 
 
 def test_a_word_of_a_command_is_a_file_if_one_exists(tmp_path: Path) -> None:

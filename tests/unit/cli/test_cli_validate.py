@@ -180,6 +180,19 @@ def test_a_model_of_transformers_is_enough_for_fsdp(task: Path, sluice: Sluice) 
     )
 
 
+@pytest.mark.parametrize(
+    ("rate", "noted"), [pytest.param("1e-6", True, id="low"), pytest.param("1e-5", False, id="fit")]
+)
+def test_a_low_learning_rate_of_an_adapter_is_a_note(
+    task: Path, sluice: Sluice, rate: str, noted: bool
+) -> None:
+    changes = ["trainer.backend=fsdp", "trainer.lora.rank=8", f"trainer.optimizer.lr={rate}"]
+    words = [word for change in changes for word in ("--set", change)]
+    result = sluice("validate", task / "job.yaml", *words)
+    assert result.exit_code == 0, result.output
+    assert ("is low for an adapter" in result.output) == noted
+
+
 def test_deep_shows_prompts_and_a_reward(task: Path, sluice: Sluice) -> None:
     result = sluice("validate", task / "job.yaml", "--deep", "-o", "json")
     assert result.exit_code == 0, result.output

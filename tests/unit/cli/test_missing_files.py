@@ -189,8 +189,12 @@ def test_a_teacher_must_exist_with_weights(job_file: Path) -> None:
             "reward={model: {url: 'http://rm', tokenizer: there}}",
             "spec.reward.model.tokenizer: {base}/there has no tokenizer (tokenizer.json",
         ),
+        (
+            "trainer={steps: 3, gpusPerNode: 0, backend: fsdp, lora: {from: there}}",
+            "spec.trainer.lora.from: {base}/there has no adapter_config.json; expected a PEFT",
+        ),
     ],
-    ids=["reference", "critic", "reward tokenizer"],
+    ids=["reference", "critic", "reward tokenizer", "adapter"],
 )
 def test_every_other_model_must_exist(job_file: Path, change: str, message: str) -> None:
     with pytest.raises(ManifestError) as raised:

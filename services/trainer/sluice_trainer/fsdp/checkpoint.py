@@ -25,7 +25,9 @@ from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.learner import ShardedLearner
-from sluice_trainer.fsdp.sharding import named_tensors
+from sluice_trainer.fsdp.lora import trained_parameters
+from sluice_trainer.fsdp.sharding import gathered, named_tensors, set_share
+from sluice_trainer.lora.checkpoint import AdapterState, is_adapter
 from sluice_trainer.memory.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
 
@@ -149,6 +151,11 @@ def load(directory: Path, learner: ShardedLearner) -> dict[str, Any]:
         If it cannot be read or was written by another backend.
 
     """
+    if is_adapter(directory):
+        raise CheckpointError(
+            f"checkpoint {directory} could not be read: it holds an adapter; set trainer.lora, or "
+            "choose another checkpoint.path"
+        )
     state = state_of(learner, {})
     reader, failed = CheckpointReader(directory), f"checkpoint {directory} could not be read: "
     try:
@@ -166,6 +173,30 @@ def load(directory: Path, learner: ShardedLearner) -> dict[str, Any]:
     return user_state
 
 
+def adapter_state(learner: ShardedLearner) -> AdapterState:
+    """Gather what is trained, and Adam's moments of it. Collective."""
+    _allocate(learner)
+    parameters = trained_parameters(learner.net.model)
+    states = {name: learner.optimizer.state[p] for name, p in parameters.items()}
+    return AdapterState(
+        {name: gathered(parameter) for name, parameter in parameters.items()},
+        {m: {name: gathered(state[m]) for name, state in states.items()} for m in _MOMENTS},
+        max((int(state["step"]) for state in states.values()), default=0),
+    )
+
+
+@torch.no_grad()
+def set_adapter_state(learner: ShardedLearner, state: AdapterState) -> None:
+    """Restore what is trained, and Adam's moments of it, each rank its share."""
+    _allocate(learner)
+    for name, parameter in trained_parameters(learner.net.model).items():
+        moments = learner.optimizer.state[parameter]
+        set_share(parameter, state.tensors[name])
+        for key in _MOMENTS:
+            set_share(moments[key], state.moments[key][name])
+        moments["step"].fill_(state.adam_step)
+
+
 def _allocate(learner: ShardedLearner) -> None:
     """Create the state of an Adam that has taken no step: zero moments, as its first step would."""
     optimizer = learner.optimizer
@@ -173,7 +204,8 @@ def _allocate(learner: ShardedLearner) -> None:
         return
     rates = [group["lr"] for group in optimizer.param_groups]
     for parameter in learner.net.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
     set_learning_rate(optimizer, 0.0)  # then weight decay changes no weights either
     optimizer.step()
     optimizer.zero_grad()

@@ -13,6 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sluice.engines.protocol import StackName
 from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.sharding import named_tensors
 
 _LAYER = re.compile(r"(.*\.layers\.\d+\.)")
@@ -41,7 +42,11 @@ def hf_tensors(
 
     """
     for layer in _layers(named_tensors(model)):
-        whole = {name: _gathered(tensor, dtype) for name, tensor in layer.items()}
+        whole = {
+            name: _gathered(tensor, dtype, adapter=lora.adapter_part(name) is not None)
+            for name, tensor in layer.items()
+        }
+        whole = lora.merge(model, whole)
         tensors = revert_weight_conversion(model, whole)
         yield from _stacked(tensors, stack_name) if stack_name else tensors.items()
 
@@ -62,13 +67,14 @@ def _layers(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         yield layer
 
 
-def _gathered(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _gathered(tensor: Tensor, dtype: torch.dtype, *, adapter: bool) -> Tensor:
     """Return the full tensor.
 
     Parameters are cast before they are gathered; buffers keep their type.
     """
     if isinstance(tensor, DTensor):
-        share = tensor.detach().to(DEVICE, dtype)
+        # An adapter is rounded once, with the weight that it is added to.
+        share = tensor.detach().to(DEVICE, torch.float32 if adapter else dtype)
         assert isinstance(share, DTensor)
         return share.full_tensor()
     return tensor.detach()

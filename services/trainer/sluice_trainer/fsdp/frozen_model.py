@@ -16,6 +16,7 @@ from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.learner import score
 from sluice_trainer.fsdp.loading import Recipe
+from sluice_trainer.fsdp.lora import without_adapter
 from sluice_trainer.fsdp.net import Net, forward, forward_hidden
 from sluice_trainer.fsdp.sharding import build, reshard
 from sluice_trainer.policy.teacher import check_vocabulary, reference_weights, teacher_directory
@@ -28,6 +29,7 @@ class ShardedFrozenModel:
     """A model with fixed weights, sharded over all ranks, in the precision of computation."""
 
     def __init__(self, spec: RLJobSpec, size: MicroBatchSize, recipe: Recipe, ranks: Ranks) -> None:
+        recipe = replace(recipe, lora=None)
         self.net: Net = build(recipe, ranks, spec.trainer, learns=False)
         self._spec, self._size, self._ranks = spec, size, ranks
 
@@ -63,14 +65,31 @@ class ShardedFrozenModel:
         return self.net.final(self.net.output(fp32=self._spec.model.fp32_lm_head)(hidden))
 
 
+class BaseModel(ShardedFrozenModel):
+    """The weights of a policy without its adapters."""
+
+    def __init__(self, spec: RLJobSpec, size: MicroBatchSize, net: Net, ranks: Ranks) -> None:
+        self.net = net
+        self._spec, self._size, self._ranks = spec, size, ranks
+
+    def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
+        with without_adapter(self.net):
+            return super().log_probs(shard)
+
+
 def reference(
-    spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks
+    spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks, net: Net
 ) -> ShardedFrozenModel | None:
-    """Return the reference policy, or None if the job has no KL term."""
+    """Return the reference policy if a KL term needs it.
+
+    A policy with adapters has it already: it is `net` without them.
+    """
     weights = reference_weights(spec, policy.directory)
     if weights is None:
         return None
     directory, drawn = weights
+    if policy.lora and directory == policy.directory:
+        return BaseModel(spec, size, net, ranks)
     return ShardedFrozenModel(spec, size, replace(policy, directory=directory, drawn=drawn), ranks)
 
 

@@ -16,6 +16,7 @@ from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.fsdp.lora import dropping
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.row import row
 from sluice_trainer.fsdp.sharding import local_shard, reshard
@@ -63,11 +64,12 @@ class ShardedLearner(Learner):
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         objectives = []
-        for batch in batches:
-            assert batch.loss is not None
-            objective = loss(forward(self.net, batch), batch.loss)
-            objective.loss.backward()  # type: ignore[no-untyped-call]
-            objectives.append(objective)
+        with dropping(self.net):
+            for batch in batches:
+                assert batch.loss is not None
+                objective = loss(forward(self.net, batch), batch.loss)
+                objective.loss.backward()  # type: ignore[no-untyped-call]
+                objectives.append(objective)
         sums = reduced(summed([o.sums for o in objectives]), dist.ReduceOp.SUM)
         maxima = reduced(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
         check_loss(sums)
@@ -109,6 +111,8 @@ def build_adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
     plain: list[nn.Parameter] = []
     decayed: list[nn.Parameter] = []
     for name, parameter in net.named_parameters():
+        if not parameter.requires_grad:
+            continue
         without = parameter.dim() == 1 or name.endswith(".bias")
         (plain if without else decayed).append(parameter)
     groups: list[dict[str, Any]] = [

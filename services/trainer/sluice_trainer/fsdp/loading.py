@@ -10,7 +10,9 @@ import torch
 import transformers
 from torch import nn
 
+from sluice.api.groups.lora import Lora
 from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.attention import attention
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
 from sluice_trainer.model.unsupported import UnsupportedModelError
@@ -44,6 +46,7 @@ class Recipe:
     compute: torch.dtype
     values: bool = False
     trust_remote_code: bool = False
+    lora: Lora | None = None
 
     def config(self) -> Any:
         """Return transformers' configuration.
@@ -79,7 +82,7 @@ class Recipe:
     def blank(self) -> Any:
         """Return the model without memory: names and shapes of its tensors, in float32."""
         with torch.device("meta"):
-            return self._built(self.config())
+            return self._adapted(self._built(self.config()), first=False)
 
     def source(self) -> Any:
         """Return the model with its initial weights, on the CPU in the checkpoint's precision."""
@@ -87,7 +90,7 @@ class Recipe:
         config = self.config()
         torch.manual_seed(self.seed)
         if self.drawn:
-            return self._built(config)
+            return self._adapted(self._built(config), first=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             self.directory,
             config=config,
@@ -98,6 +101,19 @@ class Recipe:
             head = _with_value_head(model)
             with reader(self.directory) as read:
                 head.weight.data = read(VALUE_HEAD, tuple(head.weight.shape))
+        return self._adapted(model, first=True)
+
+    def _adapted(self, model: Any, *, first: bool) -> Any:
+        """Add adapters, if the recipe has some; `first`: with their first weights."""
+        if self.lora is None:
+            return model
+        lora.inject(model, self.lora)
+        if first:
+            # A critic does not continue from the policy's adapter.
+            settings = self.lora.model_copy(update={"from_": None}) if self.values else self.lora
+            lora.initialise(model, settings, self.seed)
+        if self.values:  # a head that starts at 0 has no base to adapt
+            model.get_output_embeddings().requires_grad_(True)
         return model
 
     def _built(self, config: Any) -> Any:

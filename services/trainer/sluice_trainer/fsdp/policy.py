@@ -18,15 +18,17 @@ from sluice.engines import engine_of
 from sluice.engines.protocol import StackName
 from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.checkpoint_directory import Author
-from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
+from sluice_trainer.checkpoint.checkpoint_writer import CheckpointPart, CollectPart
 from sluice_trainer.distributed.process_group import join
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp import checkpoint, export, frozen_model
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.loading import Recipe, precision
 from sluice_trainer.fsdp.log_prob_check import check_log_probs
+from sluice_trainer.fsdp.lora import adapter_config, trained_parameters
 from sluice_trainer.fsdp.net import Net, forward, forward_values
-from sluice_trainer.fsdp.sharding import build, local_shard, reshard
+from sluice_trainer.fsdp.sharding import build, gathered, local_shard, reshard
+from sluice_trainer.lora.checkpoint import AdapterPart, read_part
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.memory.staging import Staging
 from sluice_trainer.model.unsupported import check_tied
@@ -67,6 +69,7 @@ class ShardedPolicy(LearningPolicy):
             seed=spec.data.seed,
             compute=precision(spec.trainer.precision),
             trust_remote_code=spec.model.trust_remote_code,
+            lora=spec.trainer.lora,
         )
         config = recipe.config()
         tied = bool(config.get_text_config().tie_word_embeddings)
@@ -74,14 +77,16 @@ class ShardedPolicy(LearningPolicy):
         self._compute = recipe.compute
         total_steps, settings = total_steps or spec.trainer.steps, spec.algorithm.value_model
         net = build(recipe, self.ranks, spec.trainer, learns=True)
+        self._adapter = adapter_config(net.model, model_dir) if recipe.lora else None
         check_log_probs(net, recipe.compute, spec.data.seed)
         own_steps = steps_of_policy(total_steps, settings)
         size, rates = self._micro_batch_size, spec.trainer.optimizer
         self._learner = ShardedLearner(net, spec, size, self.ranks, rates, own_steps)
-        self._reference = frozen_model.reference(spec, size, recipe, self.ranks)
+        self._reference = frozen_model.reference(spec, size, recipe, self.ranks, net)
         self._teacher = frozen_model.teacher(spec, size, recipe, self.ranks)
         self.critic = self._critic(settings, recipe, total_steps) if settings else None
-        frozen = [model.net for model in (self._reference, self._teacher) if model]
+        scorers = [model.net for model in (self._reference, self._teacher) if model]
+        frozen = [scorer for scorer in scorers if scorer is not net]
         self._offload = _offload(spec.trainer.offloaded, list(self._parts.values()), frozen)
         self._staging = {name: Staging() for name in self._parts}
 
@@ -125,16 +130,31 @@ class ShardedPolicy(LearningPolicy):
         }
 
     def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
-        def collect(name: str, directory: Path) -> checkpoint.ShardedPart:
-            content = checkpoint.state_of(self._parts[name], state)
+        def collect(name: str, directory: Path) -> CheckpointPart:
+            learner = self._parts[name]
+            if self._adapter:
+                trained = checkpoint.adapter_state(learner)
+                return AdapterPart(trained, self._adapter, state, directory, self.ranks)
+            content = checkpoint.state_of(learner, state)
             return checkpoint.ShardedPart(content, directory, self.ranks, self._staging[name])
 
         return {name: partial(collect, name) for name in self._parts}
 
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
         final = checkpoint_writer.verified(directory, step, self._parts, self.ranks)
-        states = [checkpoint.load(final / name, learner) for name, learner in self._parts.items()]
+        load = self._load_adapter if self._adapter else checkpoint.load
+        states = [load(final / name, learner) for name, learner in self._parts.items()]
         return states[0]
+
+    def _load_adapter(self, directory: Path, learner: ShardedLearner) -> dict[str, Any]:
+        assert self._adapter
+        state, user_state = read_part(directory, self._adapter)
+        checkpoint.set_adapter_state(learner, state)
+        return user_state
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        parameters = trained_parameters(self._learner.net.model)
+        return {name: gathered(parameter) for name, parameter in parameters.items()}
 
 
 def _offload(

@@ -53,7 +53,8 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
     model = recipe.blank().eval()
     if not learns:
         model.requires_grad_(False)
-        for parameter in model.parameters():
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
             parameter.data = parameter.data.to(recipe.compute)
     net = Net(model)
     host = trainer.cpu_offload == "all"
@@ -158,6 +159,25 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
     return tensors
 
 
+def gathered(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor that is spread, or the tensor itself. Collective."""
+    if isinstance(tensor, DTensor):
+        share = tensor.detach().to(DEVICE)  # NCCL does not reach host memory
+        assert isinstance(share, DTensor)
+        return share.full_tensor()
+    return tensor.detach()
+
+
+def set_share(tensor: Tensor, value: Tensor) -> None:
+    """Copy this rank's share of `value`, which every rank has, into a tensor that is spread."""
+    if isinstance(tensor, DTensor):
+        full = value.to(DEVICE, tensor.dtype)
+        share = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        tensor.to_local().copy_(share.to_local())
+    else:
+        tensor.copy_(value)
+
+
 @torch.no_grad()
 def _load_from_first_rank(model: Any, source: Any, ranks: Ranks) -> None:
     """Copy rank 0's weights and buffers to the shards of all ranks.
@@ -166,14 +186,7 @@ def _load_from_first_rank(model: Any, source: Any, ranks: Ranks) -> None:
     """
     values = {} if source is None else dict(_all_tensors(source))
     for name, tensor in (*named_tensors(model).items(), *model.named_buffers()):
-        whole = _from_first(values.get(name), tensor, ranks)
-        if isinstance(tensor, DTensor):
-            share = distribute_tensor(
-                whole, tensor.device_mesh, tensor.placements, src_data_rank=None
-            )
-            tensor.to_local().copy_(share.to_local())
-        else:
-            tensor.copy_(whole)
+        set_share(tensor, _from_first(values.get(name), tensor, ranks))
     # `export` needs it to restore the names in the checkpoint.
     model._weight_conversions = ranks.broadcast(getattr(source, "_weight_conversions", None))
 

@@ -296,9 +296,17 @@ class Loop:
             # The last evaluation may have left the weights on the host.
             self.gpus.acquire(weights_only=True)
             self._set_state("exporting")
-            self.policy.export_hf(self.checkpoints.directory / "hf")
+            self._export(self.checkpoints.directory)
         self.records.totals()
         self.records.non_step_time("end", step)
+
+    def _export(self, directory: Path) -> None:
+        """Write the trained model, the trained adapter, or both."""
+        lora = self.spec.trainer.lora
+        if lora is None or lora.export != "adapter":
+            self.policy.export_hf(directory / "hf")
+        if lora is not None and lora.export != "merged":
+            self.policy.export_adapter(directory / "adapter")
 
     def _set_waiting(self) -> None:
         self._set_state("waiting" if self.started else "starting")

@@ -54,6 +54,9 @@ class UnchangedWeights:
     def export_hf(self, directory: Path) -> None:
         return
 
+    def export_adapter(self, directory: Path) -> None:
+        return
+
     def offload(self, *, weights: bool) -> None:
         return
 

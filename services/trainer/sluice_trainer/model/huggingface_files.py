@@ -78,6 +78,15 @@ def reader(directory: Path) -> Iterator[Reader]:
         yield read
 
 
+def stored_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    """Iterate over all tensors of a checkpoint, one at a time, in the order of its index."""
+    places = _tensor_files(directory)
+    with ExitStack() as close:
+        files = {path: close.enter_context(_opened(path)) for path in set(places.values())}
+        for name, path in places.items():
+            yield name, files[path].get_tensor(name)
+
+
 def _tensor_files(directory: Path) -> dict[str, Path]:
     """Return the file of each tensor."""
     if (directory / INDEX).is_file():

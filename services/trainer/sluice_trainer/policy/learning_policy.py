@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.engines.protocol import StackName
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.algorithms import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
@@ -38,6 +39,7 @@ from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion
 from sluice_trainer.checkpoint.checkpoint_directory import Author, claim, latest_step, prune
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointWriter, CollectPart
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.lora.files import save_adapter
 from sluice_trainer.memory.offload import Offload, memory_used
 from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_files import save_hf
@@ -52,6 +54,9 @@ from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import means
 
 # exp of a larger loss would overflow, so a perplexity is at most exp of this.
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 _LARGEST_LOG = 700.0
 
 
@@ -75,6 +80,7 @@ class LearningPolicy(ABC):
     _teacher: FrozenModel | None
     critic: CriticModel | None
     _offload: Offload
+    _adapter: LoraConfig | None = None  # PEFT's configuration of `trainer.lora`
 
     def __init__(self, spec: RLJobSpec, model_dir: Path, author: Author | None) -> None:
         self.spec = spec
@@ -129,6 +135,10 @@ class LearningPolicy(ABC):
     def hf_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]: ...
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """Return the adapter's whole tensors in float32, by PEFT's names. Collective."""
+        raise ConfigurationError("this trainer backend trains no adapters: choose fsdp")
 
     @property
     def _learners(self) -> Mapping[str, Learner]:
@@ -322,6 +332,14 @@ class LearningPolicy(ABC):
         if self.ranks.rank == 0 and directory not in self._claimed:
             claim(directory, self._author)
         self._claimed.add(directory)
+
+    def export_adapter(self, directory: Path) -> None:
+        """Gather the adapter on every rank; rank 0 writes it."""
+        assert self._adapter is not None
+        tensors = self.adapter_tensors()
+        if self.ranks.rank == 0:
+            save_adapter(tensors, directory, self._adapter)
+        dist.barrier()
 
     def export_hf(self, directory: Path) -> None:
         """Gather the weights on every rank and write them on rank 0."""

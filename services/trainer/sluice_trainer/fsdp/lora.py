@@ -1,0 +1,187 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021) in a model of transformers, as PEFT computes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from sluice.api.groups.lora import ALL_LINEAR, Lora
+from sluice_trainer.fsdp.families import decoder_layers
+from sluice_trainer.lora.files import AdapterError, check_config, peft_config, read_adapter
+from sluice_trainer.lora.initial import initial_a
+from sluice_trainer.model.huggingface_files import VALUE_HEAD
+from sluice_trainer.model.unsupported import UnsupportedModelError
+
+ADAPTER = "default"  # PEFT's name of the only adapter of a model
+_BASE = re.compile(r"\.base_layer(?=\.)")
+_PART = re.compile(rf"(?P<module>.*)\.lora_(?P<side>[AB])\.{ADAPTER}\.weight")
+
+
+def inject(model: Any, settings: Lora) -> None:
+    """Give the targeted layers of `model` an adapter that changes nothing yet, and freeze the rest.
+
+    Raises
+    ------
+    UnsupportedModelError
+        A target is no linear layer of the decoder.
+
+    """
+    config = peft_config(settings, target_modules(settings, model))
+    inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+
+
+def adapter_config(model: Any, base: Path) -> LoraConfig:
+    """Return PEFT's configuration of the adapter of `model`, trained from the checkpoint `base`."""
+    config: LoraConfig = model.peft_config[ADAPTER]
+    return dataclasses.replace(config, base_model_name_or_path=str(base), inference_mode=True)
+
+
+@torch.no_grad()
+def initialise(model: Any, settings: Lora, seed: int) -> None:
+    """Set the first weights: those of the adapter in `lora.from`, or A drawn from `seed`, B = 0."""
+    parameters = trained_parameters(model)
+    if settings.from_ is None:
+        for name, parameter in parameters.items():
+            if name.endswith(".lora_A.weight"):
+                module = name.removesuffix(".lora_A.weight")
+                rank, inputs = parameter.shape
+                parameter.copy_(initial_a(module, rank, inputs, seed))
+        return
+    directory = Path(settings.from_)
+    check_config(directory, adapter_config(model, directory), "lora.from")
+    tensors = read_adapter(directory)
+    if different := sorted(parameters.keys() ^ tensors.keys()):
+        has = "has no tensor" if different[0] in parameters else "has a tensor"
+        raise AdapterError(
+            f"{directory} {has} {different[0]}: it is of another model, or adapts other layers"
+        )
+    for name, parameter in parameters.items():
+        if tensors[name].shape != parameter.shape:
+            raise AdapterError(
+                f"{directory}: {name} has shape {tuple(tensors[name].shape)}, but the model asks "
+                f"for {tuple(parameter.shape)}"
+            )
+        parameter.copy_(tensors[name])
+
+
+def target_modules(settings: Lora, model: Any) -> set[str]:
+    """Return the names of the layers that get an adapter, without their places in the model.
+
+    Engines know layers by these names; they understand neither PEFT's words nor its patterns.
+    """
+    linear = _linear_layers(model)
+    excluded = set(settings.exclude_modules)
+    if unknown := sorted({*settings.target_modules, *excluded} - linear - {ALL_LINEAR}):
+        raise UnsupportedModelError(
+            f"trainer.lora: {', '.join(unknown)} is no linear layer of model_type "
+            f"{model.config.model_type!r}; it has {', '.join(sorted(linear))}"
+        )
+    targets = linear if ALL_LINEAR in settings.target_modules else set(settings.target_modules)
+    if not targets - excluded:
+        raise UnsupportedModelError(
+            "trainer.lora.excludeModules leaves no layer that could get an adapter"
+        )
+    return targets - excluded
+
+
+def _linear_layers(model: Any) -> set[str]:
+    """Names of the decoder's linear layers. Routers are none: they choose, and are no `nn.Linear`
+    in transformers but for a few families, whose output is one number per expert.
+    """
+    text = model.config.get_text_config()
+    counts = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = {getattr(text, count, None) for count in counts}
+    return {
+        name.rpartition(".")[2]
+        for block in decoder_layers(model)
+        for name, module in block.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features not in experts - {None}
+    }
+
+
+def trained_parameters(model: Any) -> dict[str, nn.Parameter]:
+    """Return what is trained, by PEFT's names; the head of a critic is `score.weight`."""
+    head = model.get_output_embeddings()
+    return {
+        VALUE_HEAD if parameter is head.weight else name.replace(f".{ADAPTER}.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def adapter_layers(model: nn.Module) -> Iterator[LoraLayer]:
+    return (module for module in model.modules() if isinstance(module, LoraLayer))
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Compute as the base model does.
+
+    PEFT's own switch also turns off the adapters' gradients. FSDP keeps the parameters that it
+    gathers first, and would never compute a gradient if that was while they were off.
+    """
+    layers = list(adapter_layers(model))
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+@contextmanager
+def dropping(model: nn.Module) -> Iterator[None]:
+    """Apply the adapters' dropout, which only the pass of an optimizer step has."""
+    layers = [layer.lora_dropout for layer in adapter_layers(model)]
+    for layer in layers:
+        layer.train()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.eval()
+
+
+def base_name(name: str) -> str:
+    """Return the name that a tensor has in the model without adapters."""
+    return _BASE.sub("", name)
+
+
+def adapter_part(name: str) -> tuple[str, str] | None:
+    """Return module and side (A or B) of an adapter's tensor; None for any other tensor."""
+    match = _PART.fullmatch(name)
+    return (match["module"], match["side"]) if match else None
+
+
+@torch.no_grad()
+def merge(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return whole tensors of `model` as the base model has them, with adapters added in.
+
+    W + scaling B A is summed in float32 and rounded to the precision of W.
+    """
+    scales = {
+        name: m.scaling[ADAPTER] for name, m in model.named_modules() if isinstance(m, LoraLayer)
+    }
+    sides: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if part := adapter_part(name):
+            sides.setdefault(part[0], {})[part[1]] = tensor
+    result = {}
+    for name, tensor in tensors.items():
+        if adapter_part(name):
+            continue
+        module = name.removesuffix(".base_layer.weight")
+        if side := sides.get(module):
+            tensor = (tensor.float() + scales[module] * side["B"] @ side["A"]).to(tensor.dtype)
+        result[base_name(name)] = tensor
+    return result

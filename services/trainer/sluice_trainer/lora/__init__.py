@@ -1,0 +1,1 @@
+"""Low-rank adapters as both backends see them: first weights, PEFT's files, checkpoints."""

@@ -1,0 +1,135 @@
+"""PEFT's files of an adapter: `adapter_config.json` and `adapter_model.safetensors`.
+
+transformers, vLLM and SGLang load them. Every tensor has the name that PEFT gives it in a
+transformers model, whichever backend has trained it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sluice.api.groups.lora import Lora
+from sluice.runtime.pod_env import ConfigurationError
+from sluice_trainer.model import safetensors_file
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+class AdapterError(ConfigurationError):
+    """Files of an adapter that do not fit the job. The message is for people."""
+
+
+def peft_config(settings: Lora, targets: Collection[str]) -> LoraConfig:
+    """Return PEFT's configuration of the adapter.
+
+    Parameters
+    ----------
+    settings
+        `trainer.lora`.
+    targets
+        Names of the adapted layers. Engines know these only, no patterns.
+
+    """
+    from peft import LoraConfig  # it takes a second, and most jobs train no adapter
+
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        use_rslora=settings.rank_stabilized,
+        target_modules=sorted(targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def write_adapter(tensors: dict[str, Tensor], directory: Path, config: LoraConfig) -> None:
+    """Write both files into `directory`, which exists.
+
+    tensors: by name in the transformers model, such as
+    `model.layers.0.self_attn.q_proj.lora_A.weight`.
+    """
+    named = {_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
+    safetensors_file.save(named, directory / WEIGHTS)
+    content = config.to_dict()  # type: ignore[no-untyped-call]
+    content = {k: sorted(v) if isinstance(v, set) else v for k, v in content.items()}
+    (directory / CONFIG).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def save_adapter(tensors: dict[str, Tensor], directory: Path, config: LoraConfig) -> None:
+    """Write an adapter that appears complete or not at all; one of the same name is replaced."""
+    temporary = directory.with_name(f".{directory.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    write_adapter(tensors, temporary, config)
+    shutil.rmtree(directory, ignore_errors=True)
+    os.replace(temporary, directory)
+
+
+def read_adapter(directory: Path) -> dict[str, Tensor]:
+    """Return an adapter's tensors on the CPU, by their names in the transformers model.
+
+    Raises
+    ------
+    AdapterError
+        There is no such file, or it cannot be read.
+
+    """
+    path = directory / WEIGHTS
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise AdapterError(f"{path} cannot be read: {error}") from error
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+
+
+def check_config(directory: Path, expected: LoraConfig, field: str) -> None:
+    """Raise AdapterError unless the adapter in `directory` has the shape that the job trains.
+
+    field: the field of the manifest that asks for it.
+    """
+    path = directory / CONFIG
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{path} cannot be read: {error}") from error
+    if stored.get("peft_type", "LORA") != "LORA":
+        raise AdapterError(f"{path} is an adapter of type {stored['peft_type']}, expected LORA")
+    names = {
+        "r": "rank",
+        "lora_alpha": "alpha",
+        "use_rslora": "rankStabilized",
+        "target_modules": "targetModules",
+    }
+    for key, name in names.items():
+        has, wants = _plain(stored.get(key)), _plain(getattr(expected, key))
+        if has != wants:
+            raise AdapterError(
+                f"{path} has {key} {has}, but the job trains {wants}: set trainer.lora.{name} to "
+                f"that of the adapter, or another {field}"
+            )
+    for key in ("rank_pattern", "alpha_pattern", "use_dora", "modules_to_save"):
+        if stored.get(key):
+            raise AdapterError(f"{path} has {key}, which sluice does not train")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON; of layers' names the last part, which is what a job names."""
+    if isinstance(value, (list, set)):
+        return sorted({name.rpartition(".")[2] for name in value})
+    return value

@@ -1,0 +1,59 @@
+"""spec.trainer.lora: low-rank adapters instead of all weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sluice.api.schema.base import Model, PositiveInt
+from sluice.api.schema.paths import AdapterPath
+
+ALL_LINEAR = "all-linear"
+ModuleName = Annotated[
+    str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$", max_length=256)
+]
+
+
+class Lora(Model):
+    """Train low-rank adapters; the weights of the model itself stay as they are."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = Field(
+        32, description="Rank of every adapter: columns of B and rows of A."
+    )
+    alpha: PositiveInt = Field(
+        32, description="Scale of the adapters: a module computes W x + alpha / rank B A x."
+    )
+    rank_stabilized: bool = Field(
+        False, description="Scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)."
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0,
+        description="Fraction of an adapter's inputs that a training pass drops. Log-probs are "
+        "always computed without it, as the engine does.",
+    )
+    target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=64)] = Field(
+        [ALL_LINEAR],
+        description="Names of the linear layers that get an adapter, such as q_proj, as PEFT "
+        "matches them. all-linear: every linear layer of the decoder, without routers and the "
+        "output layer.",
+    )
+    exclude_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(
+        default_factory=list, description="Names of linear layers that get none."
+    )
+    export: Literal["adapter", "merged", "both"] = Field(
+        "both",
+        description="What checkpoint.exportHF writes at the end: the adapter in PEFT's format "
+        "(`adapter`), the model with the adapter added (`hf`), or both.",
+    )
+    from_: AdapterPath | None = Field(
+        None,
+        alias="from",
+        description="Directory of a PEFT adapter to continue from. Its rank, alpha and target "
+        "modules must be those of this section.",
+    )
+
+    @property
+    def scaling(self) -> float:
+        """The factor of B A."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)

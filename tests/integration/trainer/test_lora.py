@@ -1,0 +1,247 @@
+"""Adapters learn what PEFT with AdamW learns; any layout resumes their checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import safetensors.torch
+import torch
+
+from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
+from sluice_trainer.lora.files import AdapterError
+from sluice_trainer.model.unsupported import UnsupportedModelError
+from tests.integration.trainer import estimate_steps, plain, tiny
+from tests.integration.trainer.test_conversion import sluice
+from tests.integration.trainer.test_fsdp_checkpoints import close, on_two
+from tests.integration.trainer.test_fsdp_steps import apart, make, train, weights
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+STEPS = 5
+LORA = {"rank": 4, "alpha": 8}
+TRAINER: dict[str, Any] = {
+    "stepsPerBatch": 2,
+    "maxTokensPerGpu": 256,
+    "optimizer": {"lr": 5e-3, "eps": tiny.EPS},
+    "lora": LORA,
+}
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+KL = {"kl": {"lossCoef": 0.05, "type": "k3"}}
+JOBS: dict[str, dict[str, Any]] = {
+    "grpo with a KL loss": {"algorithm": KL},
+    "ppo": {"algorithm": {"estimator": "ppo", "critic": {"lr": 5e-3}}},
+    "sft": {"algorithm": {"loss": {"type": "sft"}}},
+    "attention only, rank-stabilised": {
+        "algorithm": {},
+        "trainer": {
+            **TRAINER,
+            "lora": {"rank": 3, "targetModules": ["q_proj", "v_proj"], "rankStabilized": True},
+        },
+    },
+}
+Trained = tuple[dict[str, Any], Path]
+
+
+def options(name: str, model: Path, **changes: Any) -> dict[str, Any]:
+    trainer = {**TRAINER, **JOBS[name].get("trainer", {}), "backend": "fsdp"}
+    return {
+        "model": str(model),
+        "steps": STEPS,
+        "algorithm": JOBS[name]["algorithm"],
+        "trainer": trainer,
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """Five steps of a job on two ranks: its history, and the file of its merged weights."""
+    root = tmp_path_factory.mktemp("lora")
+
+    @cache
+    def train_all() -> dict[str, Trained]:
+        files = {name: root / str(number) for number, name in enumerate(JOBS)}
+        jobs = [options(name, qwen3, dump=str(file)) for name, file in files.items()]
+        first, second = tiny.run("estimate_steps.py", json.dumps(jobs), world=2)
+        assert first == second
+        return {n: (told, files[n]) for n, told in zip(JOBS, first, strict=True)}
+
+    return lambda name: train_all()[name]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_five_steps_on_two_ranks_equal_peft_with_adamw(
+    qwen3: Path, tmp_path: Path, name: str, on_two_ranks: Callable[[str], Trained]
+) -> None:
+    dump = str(tmp_path / "plain")
+    expected = estimate_steps.train(**options(name, qwen3, dump=dump), backend=plain.Plain)
+    result, file = on_two_ranks(name)
+    before = safetensors.torch.load_file(qwen3 / "model.safetensors")
+    after = safetensors.torch.load_file(dump)
+    assert apart(after, before) > 1e-3
+    assert apart(safetensors.torch.load_file(file), after) < 1e-6
+    for ours, theirs in zip(result["history"], expected["history"], strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-5, abs=5e-6)
+
+
+def test_an_adapter_that_has_not_learned_changes_nothing(qwen3: Path) -> None:
+    policy = make(qwen3, trainer=TRAINER, algorithm=KL)
+    assert apart(weights(policy), safetensors.torch.load_file(qwen3 / "model.safetensors")) == 0
+    shard = tiny.batch(8, seed=0)
+    reference = policy.reference_log_probs(shard)
+    assert reference is not None
+    for ours, theirs in zip(policy.log_probs(shard), reference, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_reference_stays_the_base_model(qwen3: Path) -> None:
+    policy = make(qwen3, trainer=TRAINER, algorithm=KL)
+    shard = tiny.batch(8, seed=0)
+    before = policy.reference_log_probs(shard)
+    for seed in range(3):
+        train(policy, seed=seed)
+    after = policy.reference_log_probs(shard)
+    assert before is not None
+    assert after is not None
+    for first, second in zip(before, after, strict=True):
+        assert torch.equal(first, second)
+    pairs = zip(policy.log_probs(shard), after, strict=True)
+    assert max((a - b).abs().max().item() for a, b in pairs) > 0.01
+
+
+def test_peft_loads_what_is_exported(qwen3: Path, tmp_path: Path) -> None:
+    policy = make(qwen3, trainer=TRAINER)
+    for seed in range(2):
+        train(policy, seed=seed)
+    policy.export_hf(tmp_path / "merged")
+    policy.export_adapter(tmp_path / "adapter")
+    model = peft.PeftModel.from_pretrained(tiny.hf_model(qwen3), str(tmp_path / "adapter"))
+    model = model.merge_and_unload()
+    merged = tiny.hf_model(tmp_path / "merged")
+    shard = tiny.batch(6, seed=7)
+    ours = policy.log_probs(shard)
+    for sequence, expected in zip(shard, ours, strict=True):
+        for loaded in (model, merged):
+            log_probs, _ = tiny.hf_log_probs(loaded, sequence)
+            assert torch.allclose(log_probs, expected, atol=2e-5)
+
+
+def test_training_continues_from_an_adapter_of_peft(qwen3: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False
+    )
+    torch.manual_seed(3)
+    model = peft.get_peft_model(tiny.hf_model(qwen3), config)
+    model.save_pretrained(str(tmp_path))
+    policy = make(qwen3, trainer={**TRAINER, "lora": {**LORA, "from": str(tmp_path)}})
+    merged = dict(model.merge_and_unload().named_parameters())
+    assert apart(weights(policy), {name: p.detach() for name, p in merged.items()}) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        pytest.param({"rank": 8}, "has r 4, but the job trains 8", id="rank"),
+        pytest.param({"alpha": 16}, "has lora_alpha 8, but the job trains 16", id="alpha"),
+        pytest.param({"targetModules": ["q_proj"]}, "set trainer.lora.targetModules", id="targets"),
+    ],
+)
+def test_an_adapter_of_another_shape_is_refused(
+    qwen3: Path, tmp_path: Path, lora: dict[str, Any], message: str
+) -> None:
+    make(qwen3, trainer=TRAINER).export_adapter(tmp_path / "adapter")
+    changed = {**LORA, "from": str(tmp_path / "adapter"), **lora}
+    with pytest.raises(AdapterError, match=message):
+        make(qwen3, trainer={**TRAINER, "lora": changed})
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        pytest.param({"targetModules": ["query"]}, "query is no linear layer", id="unknown"),
+        pytest.param({"targetModules": ["lm_head"]}, "lm_head is no linear layer", id="head"),
+        pytest.param(
+            {"targetModules": ["q_proj"], "excludeModules": ["q_proj"]},
+            "leaves no layer",
+            id="none",
+        ),
+    ],
+)
+def test_targets_that_a_model_lacks_are_refused(
+    qwen3: Path, lora: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        make(qwen3, trainer={**TRAINER, "lora": lora})
+
+
+def test_dropout_is_in_training_passes_only(qwen3: Path) -> None:
+    policy = make(qwen3, trainer={**TRAINER, "lora": {**LORA, "dropout": 0.5}})
+    train(policy)
+    shard = tiny.batch(8, seed=0)
+    first, second = policy.log_probs(shard), policy.log_probs(shard)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    same = make(qwen3, trainer=TRAINER)
+    for seed in range(2):
+        with_dropout, without = train(policy, seed=seed), train(same, seed=seed)
+    assert with_dropout["train/grad_norm"] != without["train/grad_norm"]
+
+
+@pytest.mark.parametrize("name", ["grpo with a KL loss", "ppo"])
+def test_any_number_of_ranks_resumes_a_checkpoint(qwen3: Path, tmp_path: Path, name: str) -> None:
+    job = options(name, qwen3, checkpoints=str(tmp_path))
+    through = on_two("estimate_steps.py", [{**job, "save_at": 3}])[0]
+    for path in (tmp_path / "iter_0000003").rglob("*.safetensors"):
+        assert path.stat().st_size < 2**18
+    alone = estimate_steps.train(**job)
+    assert alone["resumed"] == 3
+    close(alone["history"], through["history"][3:])
+
+
+def test_a_checkpoint_of_all_weights_is_refused(qwen3: Path, tmp_path: Path) -> None:
+    full = {key: value for key, value in TRAINER.items() if key != "lora"}
+    tiny.save(make(qwen3, trainer=full), tmp_path, 1)
+    with pytest.raises(CheckpointError, match="holds all weights of a model"):
+        make(qwen3, trainer=TRAINER).load_latest(tmp_path)
+
+
+def test_a_checkpoint_of_an_adapter_is_refused_without_one(qwen3: Path, tmp_path: Path) -> None:
+    tiny.save(make(qwen3, trainer=TRAINER), tmp_path, 1)
+    full = {key: value for key, value in TRAINER.items() if key != "lora"}
+    with pytest.raises(CheckpointError, match="it holds an adapter"):
+        make(qwen3, trainer=full).load_latest(tmp_path)
+
+
+def test_convert_merges_and_extracts(qwen3: Path, tmp_path: Path) -> None:
+    policy = make(qwen3, trainer=TRAINER)
+    train(policy)
+    tiny.save(policy, tmp_path / "checkpoints", 1)
+    policy.export_adapter(tmp_path / "adapter")
+    done = sluice("extract-adapter", tmp_path / "checkpoints", tmp_path / "extracted")
+    assert done.returncode == 0, done.stderr
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        exported = (tmp_path / "adapter" / name).read_bytes()
+        assert (tmp_path / "extracted" / name).read_bytes() == exported
+    like = ["--like", qwen3]
+    done = sluice("merge-adapter", tmp_path / "adapter", tmp_path / "merged", *like)
+    assert done.returncode == 0, done.stderr
+    merged = safetensors.torch.load_file(tmp_path / "merged" / "model.safetensors")
+    assert apart(merged, weights(policy)) < 1e-7
+    done = sluice("dist-to-hf", tmp_path / "checkpoints", tmp_path / "hf", *like)
+    assert done.returncode == 2
+    assert "holds an adapter: sluice convert merge-adapter" in done.stderr
+
+
+def test_an_adapter_of_another_model_is_not_merged(
+    qwen3: Path, models: dict[str, Path], tmp_path: Path
+) -> None:
+    make(models["qwen3-tied"], trainer=TRAINER).export_adapter(tmp_path / "adapter")
+    done = sluice("merge-adapter", tmp_path / "adapter", tmp_path / "merged", "--like", qwen3)
+    assert done.returncode == 2
+    assert "another model's adapter" in done.stderr
+    assert not (tmp_path / "merged").exists()
