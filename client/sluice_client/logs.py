@@ -12,6 +12,8 @@ from sluice_operator.cluster.view import LogStream, TimedLine
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
+    """A line of a container's log."""
+
     stream: LogStream
     time: datetime
     text: str

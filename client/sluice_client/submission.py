@@ -33,6 +33,7 @@ class Submission:
     files: dict[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
+        """Return the manifest of the job."""
         return manifest(self.job)
 
     def placed(self, directory: str) -> RLJob:

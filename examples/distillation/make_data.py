@@ -1,12 +1,11 @@
-"""Makes what the example distils: a teacher that knows its task, the shape of a smaller student,
-and prompts.
+"""Write what the example distils: a teacher that knows its task, a smaller student, and prompts.
 
     python make_data.py DIRECTORY
 
 The task is to sort three digits: "sort 7 3 2 =" -> "2 3 7". All 1000 triples are split once: 128
-are held out for evaluation. The teacher is taught the others here, by plain supervised training
-(about half a minute on two CPU cores); the student is shown no answer, only what the teacher thinks
-of its own.
+are held out for evaluation. The teacher learns the others here by plain supervised training, in
+about half a minute on two CPU cores. The student is shown no answer, only the teacher's opinion of
+the student's answers.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ Triple = tuple[int, ...]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """16 words; the same for teacher and student, or log-probs of their tokens could not be
-    compared.
+    """Return a tokenizer of 16 words.
+
+    Teacher and student share it, so that log-probs of their tokens can be compared.
     """
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
@@ -61,7 +61,7 @@ def shape(fast: PreTrainedTokenizerFast, hidden: int) -> Qwen3Config:
 
 
 def triples(seed: int = 1234) -> tuple[list[Triple], list[Triple]]:
-    """(for training, held out)"""
+    """Return the triples for training and those that are held out."""
     pool = list(itertools.product(range(10), repeat=3))
     random.Random(seed).shuffle(pool)
     return pool[HELD_OUT:], pool[:HELD_OUT]
@@ -76,7 +76,7 @@ def answer(triple: Triple) -> str:
 
 
 def make_teacher(directory: Path, fast: PreTrainedTokenizerFast, training: list[Triple]) -> None:
-    """Next-word prediction of the answers, and nothing that is special to this project."""
+    """Train the teacher by next-token prediction of the answers."""
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(shape(fast, hidden=128))
     rows = torch.tensor([fast.encode(f"{prompt(t)} {answer(t)} <eos>") for t in training])

@@ -1,12 +1,11 @@
-"""Makes what the quickstart trains: a tiny Qwen3-shaped model directory, training prompts and
-held-out prompts.
+"""Write what the quickstart trains: a tiny model directory, training and held-out prompts.
 
     python make_data.py DIRECTORY
 
 The task is the largest of three digits. All 1000 triples are split once: 128 are held out for
-evaluation, the training rows are drawn from the other 872, each answer equally often (else "9"
-would be a good guess for everything). Rows are slime's: {"prompt", "label", "metadata"};
-`metadata.rm_type` has the held-out rows judged by exact match.
+evaluation. Training rows are drawn from the other 872, each answer equally often, because "9" would
+otherwise be a good guess for everything. Rows have slime's format: {"prompt", "label", "metadata"};
+`metadata.rm_type` of held-out rows selects exact match.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HELD_OUT, TRAINING_ROWS = 128, 4096
 
 
 def make_model(directory: Path) -> None:
-    """config.json and a tokenizer of 16 words; the job draws the weights itself."""
+    """Write config.json and a tokenizer of 16 words; the job draws the weights itself."""
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -56,7 +55,7 @@ def make_model(directory: Path) -> None:
 
 
 def make_rows(seed: int = 1234) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(training rows, held-out rows); no triple is in both."""
+    """Return training rows and held-out rows. They share no triple."""
     draw = random.Random(seed)
     triples = list(itertools.product(range(10), repeat=3))
     draw.shuffle(triples)

@@ -1,5 +1,6 @@
-"""The training reward of the quickstart: how much of the answer is right, which is a digit and then
-the end.
+"""The training reward of the quickstart: how much of the answer is right.
+
+An answer is a digit and then the end of the response.
 """
 
 from sluice.rewards import RewardInput
@@ -8,12 +9,10 @@ END = "<end>"
 
 
 def positions(sample: RewardInput) -> float:
-    """1 for "7" and then the end where 7 is the answer, half for "7 7 7", nothing for another
-    digit.
+    """Return 1 for "7" and the end if 7 is the answer, 0.5 for "7 7 7", 0 for another digit.
 
-    The end counts after the right digit only. Else any digit with an end is better than one
-    without: the model learns to end first, on the digits it happens to say, and now and then never
-    says one of the ten again.
+    The end counts after the right digit only. Otherwise any digit with an end would be better than
+    one without, and the model would learn to end before it has tried all ten digits.
     """
     response = sample.response.split() + ([] if sample.truncated else [END])
     if response[:1] != [str(sample.label)]:

@@ -1,5 +1,4 @@
-"""Arithmetic with a calculator, in several turns: the tool, the game, conversations to learn it
-from at first, and the reward.
+"""Arithmetic with a calculator in several turns: tool, prompts, conversations and reward.
 
     user       Calculate 7 * ( 81 - 63 ).
     assistant  <tool_call>{"name": "calculate", "arguments": {"expression": "81 - 63"}}</tool_call>
@@ -8,9 +7,9 @@ from at first, and the reward.
     tool       126
     assistant  126
 
-The calculator does one operation a call, so the model has to find out which comes next, and to copy
-numbers. The chat template of SmolLM2 knows no tools: a system message describes this one, and what
-is said by the role `tool` is written as any message is.
+The calculator computes one operation per call, so the model has to find the next operation and to
+copy numbers. SmolLM2's chat template has no tools: a system message describes this one, and
+messages of the role `tool` are written as all others.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Row = dict[str, Any]
 
 
 def calculate(expression: str) -> str:
-    """`12 * -3` -> `-36`. The model is told of errors."""
+    """Compute one operation: `12 * -3` -> `-36`. The model is told the errors."""
     if (match := OPERATION.fullmatch(expression)) is None:
         raise ValueError("expected one operation on two whole numbers, as 12 * -3")
     left, sign, right = match.groups()
@@ -55,21 +54,21 @@ play = ToolLoop([calculate], max_turns=8)
 
 
 def rows(size: int, seed: int = 0, **settings: Any) -> Iterator[Row]:
-    """Prompts of reasoning-gym's basic_arithmetic, under the message that describes the tool."""
+    """Return prompts of reasoning-gym's basic_arithmetic after the message about the tool."""
     settings = {"operators": list(OPERATORS)} | settings
     for row in tasks.rows("basic_arithmetic", size, seed, **settings):
         yield row | {"prompt": [{"role": "system", "content": SYSTEM}, *row["prompt"]]}
 
 
 def worked(size: int, seed: int = 0, **settings: Any) -> Iterator[Row]:
-    """Conversations for supervised fine-tuning, each with all the calls that its problem needs."""
+    """Return conversations for supervised fine-tuning, with all calls that a problem needs."""
     for row in rows(size, seed, **settings):
         facts = row["metadata"]["problem"]["metadata"]
         yield {"messages": [*row["prompt"], *solution(facts["expression"])]}
 
 
 def solution(expression: str) -> list[Row]:
-    """The turns of the model and of the calculator that an expression takes."""
+    """Return the turns of the model and of the calculator for an expression."""
     calls: list[str] = []
     result = work_out(ast.parse(expression, mode="eval").body, calls)
     turns: list[Row] = []
@@ -83,7 +82,7 @@ def solution(expression: str) -> list[Row]:
 
 
 def work_out(node: ast.expr, calls: list[str]) -> str:
-    """The value of an expression; the operations that lead to it are appended to `calls`."""
+    """Return the value of an expression, and append its operations to `calls`."""
     if isinstance(node, ast.BinOp):
         left, right = work_out(node.left, calls), work_out(node.right, calls)
         calls.append(f"{left} {SIGNS[type(node.op)]} {right}")
@@ -95,7 +94,7 @@ def work_out(node: ast.expr, calls: list[str]) -> str:
 
 
 def right(sample: RewardInput) -> float:
-    """1 where the last turn says the right number, and calls nothing."""
+    """Return 1 if the last turn is the right number and calls no tool."""
     last = str(sample.metadata.get(ANSWER, sample.response))
     if "<tool_call>" in last or sample.truncated:
         return 0.0

@@ -1,9 +1,10 @@
-"""The calculator's game as an agent plays it: OpenAI's client, a tool, and a loop until the model
-answers. What it sends again of its history is matched with what was sampled.
+"""The calculator task as an agent: OpenAI's client, a tool, and a loop until the model answers.
+
+The gateway matches the history that the agent sends again with the sampled tokens.
 
     sluice run calculator.yaml --set rollout.function=calculator_agent.py:play
 
-It also runs against any endpoint as it is:
+It also runs against any endpoint:
 
     OPENAI_BASE_URL=... OPENAI_API_KEY=... python calculator_agent.py "Calculate 7 * ( 81 - 63 )."
 """
@@ -40,7 +41,7 @@ TOOL: Any = {
 
 
 async def solve(client: AsyncOpenAI, messages: list[Any]) -> str:
-    """The model's answer, once it calls the calculator no more."""
+    """Return the model's first answer that calls no tool."""
     history = list(messages)
     for _ in range(MOST_TURNS):
         answer = await client.chat.completions.create(model=MODEL, messages=history, tools=[TOOL])
@@ -57,7 +58,7 @@ async def solve(client: AsyncOpenAI, messages: list[Any]) -> str:
 
 
 def said(arguments: str) -> str:
-    """The calculator's word about a call, or what is wrong with that."""
+    """Return the calculator's result of a call, or the error."""
     try:
         return str(calculate(json.loads(arguments)["expression"]))
     except (ValueError, KeyError, TypeError) as error:
@@ -65,7 +66,7 @@ def said(arguments: str) -> str:
 
 
 async def play(episode: Episode) -> None:
-    """Joins the agent to a job: its episode's address and key go in."""
+    """Connect the agent to a job through the address and key of its episode."""
     async with episode.gateway.openai() as client:
         episode.metadata["said"] = await solve(client, list(episode.prompt.prompt))
 

@@ -1,8 +1,8 @@
 """Countdown: worked solutions to learn from at first, and the reward.
 
-A number is to be made of others, each used once. A solution tries: it takes two numbers, puts what
-they make in their place, and so on until one is left; where that is not the target, it tries again
-on the next line. The expression is the last line. Numbers 10, 5, 2 and the target 7:
+The task is to make a number of others, each used once. A solution tries: it combines two numbers,
+replaces them by the result, and goes on until one number is left. If that is not the target, it
+tries again on the next line. The expression is the last line. Numbers 10, 5, 2 and the target 7:
 
     5*2=10, 10-10=0
     10+2=12, 12-5=7
@@ -29,22 +29,23 @@ ARITHMETIC = re.compile(r"(?!.*\*\*)[\d()+\-*/ ]{1,80}")
 
 
 class Term(NamedTuple):
-    """A number, and the expression that makes it."""
+    """A number and the expression that makes it."""
 
     value: int
     text: str
 
 
 class Try(NamedTuple):
-    """Operations on all the numbers, as text, and what they make."""
+    """Operations on all the numbers, as text, and their result."""
 
     steps: tuple[str, ...]
     result: Term
 
 
 def worked(size: int, seed: int = 0, wrong: int = 6, **settings: Any) -> Iterator[dict[str, Any]]:
-    """Conversations for supervised fine-tuning: problems, each with a solution of up to `wrong`
-    tries that fail, in any order, before one that does not.
+    """Return problems, each with a solution, for supervised fine-tuning.
+
+    A solution has up to `wrong` tries that fail, in any order, before one that succeeds.
     """
     draw = random.Random(seed)
     for row in tasks.rows("countdown", size, seed, **settings):
@@ -54,7 +55,7 @@ def worked(size: int, seed: int = 0, wrong: int = 6, **settings: Any) -> Iterato
 
 
 def solution(facts: dict[str, Any], draw: random.Random, wrong: int) -> str:
-    """facts: `numbers` and `target`, for which there is a solution."""
+    """Return a solution. facts: `numbers` and `target`, which must be solvable."""
     every = list(tries([Term(number, str(number)) for number in facts["numbers"]]))
     right = [one for one in every if one.result.value == facts["target"]]
     others = [one for one in every if one.result.value != facts["target"]]
@@ -65,7 +66,7 @@ def solution(facts: dict[str, Any], draw: random.Random, wrong: int) -> str:
 
 
 def tries(terms: list[Term], steps: tuple[str, ...] = ()) -> Iterator[Try]:
-    """All ways to make one number of all, through whole numbers that are not negative."""
+    """Yield all ways to make one number of all, through non-negative whole numbers."""
     if len(terms) == 1:
         yield Try(steps, terms[0])
     for one, other in combinations(range(len(terms)), 2):
@@ -77,16 +78,16 @@ def tries(terms: list[Term], steps: tuple[str, ...] = ()) -> Iterator[Try]:
 
 
 def operations(a: int, b: int) -> dict[str, int]:
-    """Signs and values, for an `a` that is not smaller than `b`."""
+    """Yield signs and values for two numbers of which `a` is at least `b`."""
     values = {"+": a + b, "-": a - b, "*": a * b}
     return values | {"/": a // b} if b and a % b == 0 else values
 
 
 def right(sample: RewardInput) -> float:
-    """1 for an expression in the last line that makes the target, else 0.
+    """Return 1 if the expression in the last line makes the target, else 0.
 
-    reasoning-gym pays a little for wrong ones; where all of a group are wrong, that little would be
-    all that is learned from.
+    reasoning-gym pays a little for wrong ones. If a whole group is wrong, that little would be all
+    that the model learns from.
     """
     last = tasks.answer(sample.response, str(sample.label))
     return float(tasks.exact(sample)) if ARITHMETIC.fullmatch(last.strip()) else 0.0

@@ -1,12 +1,12 @@
-"""Makes what the example trains: a tiny Qwen3-shaped model directory, conversations, and held-out
-chats.
+"""Write what the example trains: a tiny model directory, conversations, and held-out chats.
 
     python make_data.py DIRECTORY
 
 The user asks for the largest or the smallest of three digits, and then for the other one. In every
-fourth conversation the assistant is wrong at first, and corrected; that answer says `loss_mask: 0`,
-so it is read and not learned. All 1000 triples are split once: the conversations are about 872 of
-them, half of the held-out rows ask for a first answer about the other 128, half for the second one.
+fourth conversation the assistant is wrong at first and is corrected; that answer says `loss_mask:
+0`, so it is read but not learned. All 1000 triples are split once: the conversations use 872 of
+them. Half of the held-out rows ask for a first answer about the other 128, half for the second
+one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ HELD_OUT, CONVERSATIONS = 128, 4096
 
 
 def make_model(directory: Path) -> None:
-    """config.json and a tokenizer of 20 words with a chat template; the job draws the weights
-    itself.
-    """
+    """Write config.json and a tokenizer of 20 words; the job draws the weights itself."""
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -80,7 +78,10 @@ def assistant(digit: int, **mask: int) -> Message:
 
 
 def conversation(triple: Triple, first: str, wrong: int | None) -> list[Message]:
-    """`max of 3 7 2` 7 `and min` 2; with a wrong answer before the first, `no` behind it."""
+    """Return `max of 3 7 2` 7 `and min` 2.
+
+    With a wrong answer, `no` follows it.
+    """
     second = "min" if first == "max" else "max"
     mistake = [] if wrong is None else [assistant(wrong, loss_mask=0), user("no")]
     question = user("{} of {} {} {}".format(first, *triple))
@@ -94,7 +95,7 @@ def conversation(triple: Triple, first: str, wrong: int | None) -> list[Message]
 
 
 def make_rows(seed: int = 1234) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(conversations, held-out rows); no triple is in both."""
+    """Return conversations and held-out rows. They share no triple."""
     draw = random.Random(seed)
     triples = list(itertools.product(range(10), repeat=3))
     draw.shuffle(triples)

@@ -1,11 +1,10 @@
-"""Makes what the throughput example trains: a model of Qwen3-0.6B's shape, prompts and held-out
-prompts.
+"""Write what the throughput example trains: a model of Qwen3-0.6B's shape, and prompts.
 
     python make_data.py DIRECTORY [--tiny]
 
-The task: "first 3 7 2 =" -> "3 3 3 ..." to the end. The words are few, the weights are drawn by the
-job; the layers are as wide and as many as those of Qwen3-0.6B (0.44 billion parameters): a step
-costs what it costs there. `--tiny` makes a model for a rehearsal on a CPU.
+The task: "first 3 7 2 =" -> "3 3 3 ..." to the end. The vocabulary is small and the job draws the
+weights; the layers have the width and number of Qwen3-0.6B's (0.44 billion parameters), so a step
+costs the same. `--tiny` makes a model for a rehearsal on a CPU.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ HELD_OUT = 64
 
 
 def make_model(directory: Path, shape: str) -> None:
-    """config.json and a tokenizer of 16 words."""
+    """Write config.json and a tokenizer of 16 words."""
     vocabulary = {word: number for number, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

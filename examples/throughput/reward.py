@@ -1,5 +1,6 @@
-"""The reward of the throughput example: which share of a response of full length is the digit asked
-for.
+"""The reward of the throughput example.
+
+It is the fraction of a response of full length that is the right digit.
 """
 
 from sluice.rewards import RewardInput

@@ -1,10 +1,9 @@
-"""Makes what the example trains: a tiny Qwen3-shaped model directory, training prompts and held-out
-prompts.
+"""Write what the example trains: a tiny model directory, training and held-out prompts.
 
     python make_data.py DIRECTORY
 
-The task: the last digit of a * b + c. A model of this size does not learn that in minutes; it can
-learn to call the calculator, and to copy what that says.
+The task is the last digit of a * b + c. A model of this size does not learn that in minutes; it can
+learn to call the calculator and to copy the result.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ HELD_OUT, TRAINING_ROWS = 128, 4096
 
 
 def make_model(directory: Path) -> None:
-    """config.json and a tokenizer of 19 words; the job draws the weights itself."""
+    """Write config.json and a tokenizer of 19 words; the job draws the weights itself."""
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -53,8 +52,9 @@ def make_model(directory: Path) -> None:
 
 
 def make_rows(seed: int = 1234) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """(training rows, held-out rows); no triple is in both, and every answer is asked for equally
-    often.
+    """Return training rows and held-out rows.
+
+    They share no triple, and every answer is asked for equally often.
     """
     draw = random.Random(seed)
     triples = list(itertools.product(range(10), repeat=3))

@@ -3,9 +3,9 @@
     prompt           the model      the calculator       the model
     7 * 8 + 5 =      c              1 >                  1 <eos>
 
-Asked for is the last digit. A turn ends with the end token, or with `c`; where that is all it says,
-it is a call. What the calculator writes is in the context and is never trained on; that a call pays
-off the model has to find out.
+The answer is the last digit. A turn ends with the end token or with `c`; a turn of `c` alone is a
+call. The calculator's text is in the context and is never trained. The model has to find out that
+a call pays off.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ CALL, END = "c", "<end>"
 
 
 async def play(episode: Episode) -> None:
-    """At most one call, then the answer. The reward sees the last turn, and whether it was a guess
-    (`called`).
+    """Play at most one call, then the answer.
+
+    The reward sees the last turn and whether the model called (`called`).
     """
     turn = await episode.generate(stop=[CALL])
     called = turn.stop == CALL and len(turn.tokens) == 1
@@ -29,17 +30,16 @@ async def play(episode: Episode) -> None:
 
 
 def calculate(prompt: str) -> int:
-    """`7 * 8 + 5 =` -> 1, the last digit of 61."""
+    """Return the last digit: `7 * 8 + 5 =` -> 1."""
     a, _, b, _, c, _ = prompt.split()
     return (int(a) * int(b) + int(c)) % 10
 
 
 def right(sample: RewardInput) -> float:
-    """A third for the call, a third for the right digit after it, a third for the end after that;
-    nothing for a guess.
+    """Pay a third each for the call, the right digit after it, and the end after that.
 
-    Where a guess pays too a model of this size is content with it: that is learned sooner than to
-    call and to copy. And an end after the wrong digit pays nothing, as in the quickstart.
+    A guess is not paid: a small model learns to guess sooner than to call and to copy. An end after
+    the wrong digit is not paid either, as in the quickstart.
     """
     words = str(sample.metadata.get("answer", "")).split() + [END] * bool(
         sample.metadata.get("ended")
@@ -52,7 +52,7 @@ def right(sample: RewardInput) -> float:
 
 
 def exact(sample: RewardInput) -> float:
-    """1 for the right answer and its end, whichever way it was found."""
+    """Return 1 for the right answer and its end, however it was found."""
     return float(
         sample.metadata.get("answer") == sample.label and bool(sample.metadata.get("ended"))
     )

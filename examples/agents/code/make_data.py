@@ -1,10 +1,9 @@
-"""Makes what the example trains: a tiny Qwen3-shaped model directory, training tasks and held-out
-ones.
+"""Write what the example trains: a tiny model directory, training tasks and held-out tasks.
 
     python make_data.py DIRECTORY
 
-A task is a function that the model cannot see, and that lacks the import of one name of `math`.
-A program is one word of the model's vocabulary: an import, and a call of the function.
+A task is a function that the model cannot see and that lacks the import of one name of `math`. A
+program is one word of the model's vocabulary: an import and a call of the function.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CALLS = {
 
 
 def program(name: str) -> str:
-    """A call of the tool, without the blanks that part words: Python takes tabs as well."""
+    """Return a call of the tool. It has tabs, because blanks separate words."""
     code = f"from\tmath\timport\t{name}\nprint(task())"
     call = {"name": "python", "arguments": {"code": code}}
     return f"<tool_call>{json.dumps(call, separators=(',', ':'))}</tool_call>"
@@ -56,7 +55,7 @@ HELD_OUT, TRAINING_ROWS = 100, 4000
 
 
 def make_model(directory: Path) -> None:
-    """config.json and a tokenizer of some thirty words; the job draws the weights itself."""
+    """Write config.json and a tokenizer; the job draws the weights itself."""
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -86,7 +85,7 @@ def make_model(directory: Path) -> None:
 
 
 def make_rows(seed: int = 1234) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(training rows, held-out rows); no number is in both."""
+    """Return training rows and held-out rows. They share no number."""
     draw = random.Random(seed)
     training = [row(draw.choice([*CALLS]), draw.randrange(20, 400)) for _ in range(TRAINING_ROWS)]
     names = [*CALLS] * (HELD_OUT // len(CALLS))
@@ -94,7 +93,7 @@ def make_rows(seed: int = 1234) -> tuple[list[dict[str, Any]], list[dict[str, An
 
 
 def row(name: str, n: int) -> dict[str, Any]:
-    """A task: `code` is the function, the label what it gives once it has its import."""
+    """Return a task: `code` is the function, the label its result once the import is there."""
     call = CALLS[name].format(n=n)
     label = str(eval(call, {name: getattr(math, name)}))
     code = f"def task():\n    return {call}\n"

@@ -1,7 +1,8 @@
-"""Makes what the example trains: a tiny Qwen3-shaped model directory, and rows whose seeds draw
-where each walk over the ice begins.
+"""Write what the example trains: a tiny model directory, and rows of walks over the ice.
 
     python make_data.py DIRECTORY
+
+The seed of a row draws the square on which its walk begins.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TRAINING_ROWS, HELD_OUT = 4096, 32
 
 
 def make_model(directory: Path) -> None:
-    """config.json and a tokenizer of some thirty words; the job draws the weights itself."""
+    """Write config.json and a tokenizer; the job draws the weights itself."""
     vocabulary = {word: number for number, word in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

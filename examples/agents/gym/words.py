@@ -1,5 +1,6 @@
-"""Words between the frozen lake and a model of thirty words: it reads the number of its square, and
-says one move.
+"""Translate between the frozen lake and a model of thirty words.
+
+The model reads the number of its square and says one move.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ MOVES = ["left", "down", "right", "up"]
 
 
 class Words:
-    """One object for each episode. env: the lake."""
+    """Translator of one episode. env: the lake."""
 
     def __init__(self, env: Any) -> None:
         pass
@@ -20,7 +21,7 @@ class Words:
         return str(observation)
 
     def action(self, answer: str) -> int:
-        """The move. ValueError: its words are for the model."""
+        """Return the move. The text of a ValueError is shown to the model."""
         if answer.strip() not in MOVES:
             raise ValueError("which?")
         return MOVES.index(answer.strip())

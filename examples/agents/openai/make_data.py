@@ -1,11 +1,10 @@
-"""Makes what the example trains: a tiny Qwen3-shaped model directory, training questions and
-held-out ones.
+"""Write what the example trains: a tiny model directory, training and held-out questions.
 
     python make_data.py DIRECTORY
 
 Half of the questions are for the calculator, half for the shelf. A model of this size does not
-learn to calculate in minutes; it can learn which tool to call, and to read what that says. A call
-is one word of its vocabulary, and so is a digit with the full stop that ends an answer.
+learn to calculate in minutes; it can learn which tool to call and to read the answer. A call is one
+word of its vocabulary, and so is a digit with the full stop that ends an answer.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ HELD_OUT, TRAINING_ROWS = 128, 4096
 
 
 def make_model(directory: Path) -> None:
-    """config.json and a tokenizer of some thirty words; the job draws the weights itself."""
+    """Write config.json and a tokenizer; the job draws the weights itself."""
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -70,7 +69,7 @@ def make_model(directory: Path) -> None:
 
 
 def make_rows(seed: int = 1234) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """(training rows, held-out rows). No calculation is in both; the shelf is small, and is."""
+    """Return training rows and held-out rows. They share shelf questions, but no calculation."""
     draw = random.Random(seed)
     sums = [f"{a} * {b} + {c} =" for a, b, c in itertools.product(range(10), repeat=3)]
     draw.shuffle(sums)

@@ -1,11 +1,11 @@
-"""Makes what the example trains: a corpus, a tiny Qwen3-shaped model directory, training questions
-and held-out ones.
+"""Write what the example trains: a corpus, a tiny model directory, and questions.
 
     python make_data.py DIRECTORY
 
 The corpus has a hundred passages: four properties of each of twenty-five things with invented
-names. The names are in no model's vocabulary, and those of held-out questions in no training row.
-A query is one word of the vocabulary, and so is a digit with the full stop that ends an answer.
+names. The names are in no model's vocabulary, and names of held-out questions are in no training
+row. A query is one word of the vocabulary, and so is a digit with the full stop that ends an
+answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROPERTIES = ["depth", "age", "weight", "price"]
 
 
 def call(query: str) -> str:
-    """A call of the search, as one word."""
+    """Return a call of the search, as one word."""
     arguments = {"name": "search", "arguments": {"query": query}}
     return f"<tool_call>{json.dumps(arguments, separators=(',', ':'))}</tool_call>"
 
@@ -47,7 +47,7 @@ HELD_OUT, TRAINING_ROWS = 8, 4000
 
 
 def make_model(directory: Path) -> None:
-    """config.json and a tokenizer of some twenty-five words; the job draws the weights itself."""
+    """Write config.json and a tokenizer; the job draws the weights itself."""
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -77,7 +77,7 @@ def make_model(directory: Path) -> None:
 
 
 def make_rows(seed: int = 1234) -> dict[str, list[dict[str, str]]]:
-    """Rows of each file, by its name. Training and held-out questions have no thing in common."""
+    """Return the rows of each file by its name. Training and held-out questions share no thing."""
     draw = random.Random(seed)
     facts = {pair: draw.choice("0123456789") for pair in itertools.product(THINGS, PROPERTIES)}
     things = draw.sample(THINGS, len(THINGS))

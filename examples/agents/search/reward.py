@@ -1,5 +1,6 @@
-"""Rewards of the agent's answers. They see metadata `said`, its last words, and `passage`, what its
-search gave.
+"""Reward the agent's answers.
+
+The metadata has `said`, the agent's last words, and `passage`, the result of its search.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from sluice.rewards import RewardInput
 
 
 def right(sample: RewardInput) -> float:
-    """Half for a search that finds the passage, half for the right answer after it; nothing for a
-    guess.
+    """Pay half for a search that finds the passage, and half for the right answer after it.
 
-    Where a guess pays too a model of this size is content with it: that is learned sooner than to
-    search and to read.
+    A guess is not paid: a small model learns to guess sooner than to search and to read.
     """
     words = set(re.findall(r"\w+", str(sample.metadata.get("passage", ""))))
     if not words.issuperset(str(sample.prompt).split()):
@@ -23,5 +22,5 @@ def right(sample: RewardInput) -> float:
 
 
 def exact(sample: RewardInput) -> float:
-    """1 for the right answer, whichever way it was found."""
+    """Return 1 for the right answer, however it was found."""
     return float(sample.metadata.get("said") == sample.label and not sample.truncated)

@@ -1,7 +1,6 @@
-"""A taskset of verifiers 0.4, as one writes and installs it: its questions, the agent that is asked
-them, and what an episode is worth. It knows nothing of sluice.
+"""A taskset of verifiers 0.4 that does not know sluice: questions, an agent, and the reward.
 
-    pip install -e .          beside verifiers; `two_tools` is then its id
+    pip install -e .          next to verifiers; `two_tools` is then its id
 
 A question is for one of two tools: `7 * 8 + 5 =` for the calculator, `shelf 0 =` for the shelf.
 """
@@ -31,7 +30,7 @@ CLIENT = AsyncOpenAI(api_key="of an episode")
 
 
 def use(name: str, question: str) -> str:
-    """The tool's answer to a question; `error` to one for the other tool."""
+    """Return the tool's answer to a question, or `error` for a question of the other tool."""
     words = question.split()
     if name == "lookup":
         return SHELF.get(words[1], "error")
@@ -42,8 +41,10 @@ def use(name: str, question: str) -> str:
 
 
 class QuestionData(vf.TaskData):
-    """tool: the one that the question is for. answer: its answer. for_call: the share of the reward
-    that is for the call alone.
+    """A question.
+
+    tool: the tool that it is for. answer: the tool's answer. for_call: fraction of the reward that
+    the call alone gets.
     """
 
     tool: str
@@ -54,11 +55,10 @@ class QuestionData(vf.TaskData):
 class Question(vf.Task[QuestionData, vf.State]):
     @vf.reward  # type: ignore[untyped-decorator]
     async def right(self, trace: vf.Trace) -> float:
-        """Half for one call of the right tool, half for the right answer after it; nothing for a
-        guess. Of held-out questions the answer alone counts.
+        """Pay half for one call of the right tool, and half for the right answer after it.
 
-        Where a guess pays too a small model is content with it: that is learned sooner than to call
-        and to read.
+        Held-out questions count the answer alone. A guess is not paid: a small model learns to
+        guess sooner than to call and to read.
         """
         if self.data.for_call and called(trace) != [self.data.tool]:
             return 0.0
@@ -74,13 +74,14 @@ class Question(vf.Task[QuestionData, vf.State]):
 
 
 def called(trace: vf.Trace) -> list[str]:
-    """The tools that the model has called, in order."""
+    """Return the tools that the model has called, in order."""
     return [call.name for m in trace.assistant_messages for call in m.tool_calls or []]
 
 
 class Agent(vf.Harness[vf.HarnessConfig]):
-    """Asks the model, and does what it calls for, until it answers. It needs no program of its own:
-    verifiers sees what it asks at `endpoint`.
+    """Asks the model and runs its calls until it answers.
+
+    It needs no separate program: verifiers sees its requests at `endpoint`.
     """
 
     NEEDS_CONTAINER = False
@@ -121,7 +122,7 @@ class TwoToolsConfig(vf.TasksetConfig):
 
 class TwoTools(vf.Taskset[Question, TwoToolsConfig]):
     def load(self) -> Iterable[Question]:
-        """No calculation is in both splits; the shelf is small, and is."""
+        """Load the questions. The splits share shelf questions, but no calculation."""
         draw, half = random.Random(1234), HELD_OUT // 2
         sums = [f"{a} * {b} + {c} =" for a, b, c in itertools.product(range(10), repeat=3)]
         draw.shuffle(sums)

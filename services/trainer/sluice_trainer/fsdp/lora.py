@@ -94,8 +94,9 @@ def target_modules(settings: Lora, model: Any) -> set[str]:
 
 
 def _linear_layers(model: Any) -> set[str]:
-    """Names of the decoder's linear layers. Routers are none: they choose, and are no `nn.Linear`
-    in transformers but for a few families, whose output is one number per expert.
+    """Return the names of the decoder's linear layers, without routers.
+
+    A router is an `nn.Linear` in a few families only; its output is one number per expert.
     """
     text = model.config.get_text_config()
     counts = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -1,5 +1,6 @@
-"""IFBench's `custom:` instructions (Pyatkin et al. 2025), by their ids: each belongs to one prompt
-of the benchmark.
+"""IFBench's `custom:` instructions (Pyatkin et al. 2025), by their ids.
+
+Each belongs to one prompt of the benchmark.
 """
 
 from __future__ import annotations
