@@ -33,7 +33,7 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.state.storage import Storage, WriteBatch, number, pieces
-from tests.unit.buffer.buffer_tools import Client, Server, make_job
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_job
 
 SAMPLES = 8
 PROMPT_TOKENS = 64
@@ -173,7 +173,7 @@ async def measure(case: Case, repeats: int, root: Path) -> list[dict[str, float]
         buffer__storage__size="8Gi",
         buffer__leaseSeconds=600,
     )
-    server, storage = Server(job, root), Storage(root / "plain", 8 << 30)
+    server, storage = BufferProcess(job, root), Storage(root / "plain", 8 << 30)
     try:
         async with Client(server.start()) as client, Client(f"127.0.0.1:{port}") as other:
             bench = Bench(case, client, other, storage, np.random.default_rng(0))

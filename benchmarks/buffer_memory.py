@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_job
 
 MIB = 1 << 20
 
@@ -54,7 +54,7 @@ async def measure(options: argparse.Namespace, root: Path) -> None:
         buffer__storage__size="8Gi",
         buffer__memory=options.memory,
     )
-    server = Server(job, root)
+    server = BufferProcess(job, root)
     address = server.start()
     assert server.process
     try:

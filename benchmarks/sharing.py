@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.thousand_engines import cpu_seconds
 from sluice.wire.v1 import buffer_pb2 as pb
-from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_job
 
 WAIT_SECONDS = 60.0
 
@@ -71,7 +71,7 @@ async def measure(root: Path, workers: int, per_worker: int, count: int) -> str:
         buffer__storage__size="1Gi",
         buffer__leaseSeconds=600,
     )
-    server, steps = Server(job, root), [Step(size) for _ in range(count + 1)]
+    server, steps = BufferProcess(job, root), [Step(size) for _ in range(count + 1)]
     address = server.start()
     assert server.process
     seconds, cpu = list[float](), list[float]()

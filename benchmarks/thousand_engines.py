@@ -36,7 +36,7 @@ from sluice_buffer.group import Group, GroupState
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import PROGRESS, pack_ids
 from sluice_buffer.state.storage import Storage, WriteBatch, number
-from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_job
 
 ACTIVE = 32
 HEARTBEAT_SECONDS = 20.0
@@ -167,7 +167,7 @@ async def run(options: argparse.Namespace, root: Path) -> list[str]:
         buffer__storage__size="8Gi",
         buffer__leaseSeconds=600,
     )
-    server = Server(job, root)
+    server = BufferProcess(job, root)
     address = server.start()
     assert server.process
     lines = [

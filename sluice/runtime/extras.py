@@ -10,7 +10,7 @@ DISTRIBUTION = "sluice-rl"
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra: from the checkout if sluice runs from one."""
+    """Return the command that installs an extra, from the checkout if sluice runs from one."""
     try:
         origin = json.loads(
             metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}"

@@ -1,5 +1,7 @@
-"""`python -m tests.chaos`: FAULTS faults (200) from SLUICE_TEST_SEED (drawn and printed) over real
-quickstart runs."""
+"""Apply FAULTS (200) random faults to real quickstart runs: `python -m tests.chaos`.
+
+They are drawn from SLUICE_TEST_SEED, which is random by default and is printed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.integration.run.test_kill import seed
 
 
 def main() -> None:
-    """The runs' directory is kept if a check fails; its path is printed first."""
+    """Run all faults. The runs' directory, which is printed first, is kept if a check fails."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run ends with us
     chosen, number = seed(), int(os.environ.get("FAULTS", "200"))
     directory = Path(tempfile.mkdtemp(prefix="sluice-chaos-"))

@@ -1,5 +1,7 @@
-"""Applies faults to real runs of the quickstart, some before the run has recovered from the one
-before; checks recovery and books."""
+"""Applies faults to real runs of the quickstart, and checks recovery and group counts.
+
+Some faults come before the run has recovered from the one before.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ def _one_run(
 
 
 class Victim:
-    """A run, what is done to it, and how it takes it."""
+    """A run under faults."""
 
     def __init__(self, laptop: Laptop, network: Network) -> None:
         self.laptop = laptop
@@ -120,8 +122,10 @@ class Victim:
         return max(self._committed, self.laptop.step())
 
     def until_step(self, step: int, seconds: float, why: str = "start") -> buffer_pb2.BufferStats:
-        """The buffer's words once it has committed a step. Every word of it on the way has balanced
-        books."""
+        """Wait until the buffer has committed a step, and return its statistics.
+
+        Group counts are checked each time the buffer answers.
+        """
         end = time.monotonic() + seconds
         while True:
             stats = self._ask()
@@ -183,8 +187,10 @@ class Victim:
         self.laptop.start()
 
     def _family(self, role: str) -> list[psutil.Process]:
-        """A role's processes, the first first; of `sluice run` itself only that, as its children
-        are the roles."""
+        """Return a role's processes, its first process first.
+
+        For `sluice run` only the first, because its children are the roles.
+        """
         first = psutil.Process(self.laptop.find(role))
         return (
             [first]
@@ -213,12 +219,12 @@ class Victim:
 
 def _signal(processes: Sequence[psutil.Process], number: int) -> None:
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it was replaced meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it was replaced in the meantime
             process.send_signal(number)
 
 
 async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
-    """Stats of a run's buffer, asked without a proxy; None: it does not answer now."""
+    """Ask a run's buffer for its statistics, without a proxy; None if it does not answer now."""
     state = run_state.StateFile(directory).load()
     port = next(iter(state.ports.values()), 0)
     tokens = [

@@ -22,11 +22,24 @@ HASTY = 0.3
 
 @dataclass(frozen=True)
 class Fault:
-    """after: seconds from when it may come until it comes; seconds: how long it lasts; 0: a moment.
+    """A fault of a run.
 
-    part: which of the role's processes is killed, of all from its first (0.0) to the last that it
-    started; of Ctrl-C twice: seconds between the two. hasty: it comes though the run has not
-    recovered from the one before.
+    Parameters
+    ----------
+    kind
+        What is done.
+    target
+        Role of the process, or (caller, server) of the connection.
+    after
+        Seconds that pass before it.
+    seconds
+        Seconds that it lasts; 0 for a moment.
+    part
+        For a kill, the process of the role, from its first (0.0) to the last that it started; for
+        Ctrl-C twice, seconds between the two.
+    hasty
+        True if it does not wait until the run has recovered from the fault before.
+
     """
 
     kind: str
@@ -45,8 +58,10 @@ class Fault:
 
 
 def draw(seed: int, number: int, longest: float = LONGEST_SECONDS) -> list[Fault]:
-    """Rounds of one fault of each kind, in random order; of the targets of a kind none comes twice
-    before all came."""
+    """Draw rounds of faults, each with one fault of every kind in random order.
+
+    The targets of a kind repeat only after all of them had their turn.
+    """
     chance = random.Random(seed)
     kinds: list[str] = [KILL, LEAVE, LEAVE_AT_ONCE, *LASTING]
     targets = {kind: _decks(chance, _targets(kind)) for kind in kinds}

@@ -1,9 +1,8 @@
-"""The network of a real `sluice run`: a proxy before each of its servers, put there by the manifest
-alone.
+"""The network of a real `sluice run`: a proxy before each server, set up by the manifest.
 
-All of 127.0.0.0/8 is this machine. Servers listen on 127.0.0.1; what their pods tell others, and
-where pods look for the rendezvous, is another address with the same port, on which a proxy listens.
-Whose connection it is, the kernel knows.
+All of 127.0.0.0/8 is this machine. Servers listen on 127.0.0.1. The addresses that their pods
+report, and that of the rendezvous, are others with the same port, on which a proxy listens. The
+kernel knows which process opened a connection.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 from tests.chaos.proxy import Harm, Proxy
 
-# SLUICE_ROLE of a process that calls -> its name in a pair. An engine calls none of the services.
+# SLUICE_ROLE of a process that calls -> its name in a pair. An engine does not call any service.
 CALLERS = {"rollout": "worker", "trainer": "trainer", "buffer": "buffer"}
 # Name in a pair -> SLUICE_ROLE of its pod, and the variable with its port.
 SERVERS = {
@@ -43,8 +42,10 @@ DEADLINE_SECONDS = 10.0
 
 
 class Network:
-    """The proxies of one run directory, in another thread: a test's faults never wait for its
-    checks."""
+    """The proxies of one run directory.
+
+    They run in another thread, so that faults do not wait for a test's checks.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -70,7 +71,7 @@ class Network:
         self._thread.join()
 
     def overrides(self) -> list[str]:
-        """`--set` of a run whose calls are to go through these proxies."""
+        """Return `--set` arguments for a run whose calls go through these proxies."""
         return [f"podTemplateOverrides={json.dumps(self._templates())}"]
 
     def inflict(self, pair: tuple[str, str], harm: Harm) -> None:
@@ -80,11 +81,11 @@ class Network:
         self._call(lambda: self._proxies[pair[1]].heal(pair[0]))
 
     def passed(self, pair: tuple[str, str]) -> int:
-        """Bytes between the two so far, both directions."""
+        """Return the bytes between the two so far, in both directions."""
         return self._proxies[pair[1]].passed.get(pair[0], 0)
 
     def check(self) -> None:
-        """Raises why no proxy listens at new ports any more."""
+        """Raise the error that ended the proxies, if any."""
         if self._watching.done():
             self._watching.result()
 
@@ -117,7 +118,7 @@ class Network:
         ]
 
     async def _watch(self) -> None:
-        """Listen at the ports of pods as they come."""
+        """Listen at the ports of pods as they start."""
         while True:
             for _, environment in self._processes():
                 for name, (role, port) in SERVERS.items():
@@ -126,8 +127,10 @@ class Network:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _processes(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Pids and environments of the run's pods; read anew each time, as a process gets its own
-        only by exec."""
+        """Yield pids and environments of the run's pods.
+
+        They are read anew each time, as a process gets its environment only by exec.
+        """
         for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
             if environment := _environment(pid, self._run_dir):
                 yield pid, environment
@@ -157,13 +160,13 @@ def _environment(pid: int, run_dir: Path) -> dict[str, str]:
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
-        return {}  # it has ended, or is not ours
+        return {}  # it has ended, or belongs to another user
     pairs = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
     return pairs if pairs.get("SLUICE_JOB_FILE", "").startswith(f"{run_dir.resolve()}/") else {}
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """Inodes."""
+    """Yield the inodes of a process's sockets."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -178,7 +181,7 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def _inode(peer: tuple[str, int], port: int) -> str:
-    """Inode of the socket at the other end, empty if there is none.
+    """Return the inode of the socket at the other end; empty if it is unknown.
 
     The table of TCP sockets has addresses in the machine's byte order.
     """

@@ -1,13 +1,12 @@
-"""A TCP proxy before a real server: on command, what a network does to the connections of one
-caller.
+"""A TCP proxy before a real server, which harms the connections of one caller on command.
 
-async with Proxy("127.77.1.2", caller_of) as proxy:
-    await proxy.listen(7700)  # 127.77.1.2:7700 -> 127.0.0.1:7700
-    proxy.inflict("worker", Harm.PARTITION)
-    proxy.heal("worker")
+    async with Proxy("127.77.1.2", caller_of) as proxy:
+        await proxy.listen(7700)  # 127.77.1.2:7700 -> 127.0.0.1:7700
+        proxy.inflict("worker", Harm.PARTITION)
+        proxy.heal("worker")
 
-It knows bytes and connections only. Rules about requests are for the proxy of an engine's HTTP
-(tests/integration/proxy.py).
+It knows only bytes and connections. The proxy of an engine's HTTP (tests/integration/proxy.py)
+knows requests.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
 class Harm(StrEnum):
-    """A fault of a network. Bytes that TCP would repeat are held; a stream that lost some is
-    reset."""
+    """A fault of a network.
+
+    Bytes that TCP would repeat are held; a stream that has lost some is reset.
+    """
 
     # No byte passes in either direction until it heals, not even the end of a connection.
     PARTITION = "partition"
@@ -44,7 +45,8 @@ class Harm(StrEnum):
 class Proxy:
     """A proxy of one address.
 
-    caller_of: (address and port of a connection's other end, our port) -> the caller's name.
+    `caller_of` maps (address and port of a connection's other end, port of the proxy) to the
+    caller's name.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Proxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def listen(self, port: int, target_port: int | None = None) -> None:
-        """Pass connections on to target_port of the target; default: the same number."""
+        """Pass connections on to `target_port` of the target; by default the same number."""
         if port in self._servers:
             return
         where = port if target_port is None else target_port
@@ -155,7 +157,7 @@ class _Connection:
             writer.close()
 
     def suffer(self, harm: Harm) -> None:
-        """The moment in which a harm begins, for a connection that is there."""
+        """Apply a harm that begins to an open connection."""
         if harm is Harm.RESET:
             self.reset()
         elif harm is Harm.HALF_CLOSE and not self.torn:
@@ -181,8 +183,7 @@ class _Connection:
             await self._proxy.changed()
 
     async def _ending_quietly(self, pump: Coroutine[Any, Any, None]) -> None:
-        """A side that was reset ends both: the task group would tell of it in a group of
-        exceptions."""
+        """Reset both sides if one was reset, without an exception group from the task group."""
         try:
             await pump
         except OSError:
@@ -200,7 +201,7 @@ class _Connection:
             sink.write_eof()
 
     async def _passes(self, *, answers: bool) -> bool:
-        """Wait as long as the network holds a piece; False: it is lost."""
+        """Wait as long as the network holds a piece; False if the piece is lost."""
         await self._free()
         if self._harm is Harm.SLOW:
             await asyncio.sleep(SLOW_SECONDS)

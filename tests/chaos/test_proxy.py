@@ -13,8 +13,10 @@ BLINK, DEADLINE = 0.3, 10.0
 
 
 class Pair:
-    """A proxy before a server that answers each line with the same line. Callers tell their names
-    by their ports."""
+    """A proxy before a server that answers each line with the same line.
+
+    Callers are identified by their ports.
+    """
 
     def __init__(self, proxy: Proxy, port: int) -> None:
         self.proxy = proxy

@@ -36,16 +36,18 @@ class StorageCapacity:
         now = self._clock()
         if now - self._capacity_at > _CAPACITY_AGE:
             self.total_bytes, self._capacity_at = self._storage.capacity(), now
-        room = self.total_bytes - self.memory.stored
-        return min(room, self._ceiling - self.memory.stored) if now < self._ceiling_until else room
+        limit = self.total_bytes
+        if now < self._ceiling_until:
+            limit = min(limit, self._ceiling)
+        return limit - self.memory.stored
 
     def free_leases(self) -> int:
         """Return how many more groups may be leased so that all groups in work can be stored."""
-        room = self.free_bytes()
-        if room <= 0:
+        free = self.free_bytes()
+        if free <= 0:
             return 0
         largest = self.memory.largest
-        return max(0, room // largest - len(self.memory.deadlines)) if largest else 1 << 30
+        return max(0, free // largest - len(self.memory.deadlines)) if largest else 1 << 30
 
     def note_full(self, error: StorageFullError) -> None:
         """Report no free bytes for a while, because a write met a full map or disk."""
@@ -77,9 +79,9 @@ class StorageCapacity:
 
     def waiting_for(self) -> str:
         """Describe the wait of a batch for free space."""
-        room = f"{self.memory.stored} of {self.total_bytes} bytes are used"
+        usage = f"{self.memory.stored} of {self.total_bytes} bytes are used"
         return (
-            f"room in the storage ({room}): the next checkpoint frees some, or make "
+            f"room in the storage ({usage}): the next checkpoint frees some, or make "
             "buffer.storage.size larger"
         )
 

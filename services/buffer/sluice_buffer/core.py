@@ -164,13 +164,13 @@ class Buffer:
     # -- transitions
 
     def flush(self) -> WriteBatch:
-        """The writes of all transitions since the last flush."""
+        """Return the writes of all transitions since the last flush."""
         self.batches.settle()
         return self.memory.flush()
 
     def lease(self, call: LeaseCall, limit: int, worker_version: int) -> list[GroupKey]:
-        room = 0 if self.memory.dead_end else self.capacity.free_leases()
-        return self.leases.lease(call, min(limit, room), worker_version, self._clock())
+        free = 0 if self.memory.dead_end else self.capacity.free_leases()
+        return self.leases.lease(call, min(limit, free), worker_version, self._clock())
 
     def available(self, worker_version: int) -> int:
         """Return how many groups workers that serve `worker_version` could lease now."""

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.buffer.buffer_tools import Client, Server, make_job
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_job
 
 
 @pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def make_server(tmp_path: Path) -> Iterator[Callable[..., BufferProcess]]:
     """Makes buffers as processes, which are killed after the test."""
-    started: list[Server] = []
+    started: list[BufferProcess] = []
 
-    def make(environment: dict[str, str] | None = None, **changes: Any) -> Server:
-        server = Server(make_job(tmp_path, **changes), tmp_path, **(environment or {}))
+    def make(environment: dict[str, str] | None = None, **changes: Any) -> BufferProcess:
+        server = BufferProcess(make_job(tmp_path, **changes), tmp_path, **(environment or {}))
         started.append(server)
         return server
 
@@ -25,7 +25,7 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-async def client(make_server: Callable[..., Server]) -> AsyncIterator[Client]:
+async def client(make_server: Callable[..., BufferProcess]) -> AsyncIterator[Client]:
     """A client of a buffer with the default job."""
     async with Client(make_server().start()) as client:
         yield client

@@ -1,5 +1,4 @@
-"""Given answers over gRPC: the buffer's own process makes the batches, and after kill -9 the same
-ones again."""
+"""Batches of given answers over gRPC: the same ones again after kill -9."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any
 
 from sluice.wire.v1 import buffer_pb2 as pb
 from tests.chat import assistant, save, user
-from tests.unit.buffer.buffer_tools import Client, Server
+from tests.unit.buffer.buffer_tools import BufferProcess, Client
 
 ROWS = 40
 
@@ -44,7 +43,7 @@ async def shards(client: Client, step: int, attempt: int) -> list[bytes]:
 
 
 async def test_batches_are_made_and_made_again_after_a_kill(
-    make_server: Callable[..., Server], tmp_path: Path
+    make_server: Callable[..., BufferProcess], tmp_path: Path
 ) -> None:
     process = make_server(**sft_job(tmp_path))
     async with Client(process.start(60)) as client:

@@ -1,9 +1,8 @@
-"""kill -9 at random moments under load: what was acknowledged is there, and no group is
-lost or trained twice.
+"""kill -9 at random moments under load loses no acknowledged group and trains none twice.
 
 Workers and a trainer run against `python -m sluice_buffer`, which is killed again and again; they
-go on where they were, as the real ones do. Every acknowledgement is recorded and compared with
-what the buffer says at the end.
+continue as real ones do. Every acknowledgement is recorded and compared with the state of the
+buffer at the end.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ import pytest
 
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_sample
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_sample
 
 T = TypeVar("T")
 BATCH, SAMPLES = 6, 2
@@ -32,9 +31,9 @@ ANSWERED = (pb.SubmitResponse.OUTCOME_STORED, pb.SubmitResponse.OUTCOME_DUPLICAT
 
 @dataclass
 class Load:
-    """Three workers and a trainer, and what they were told."""
+    """Three workers and a trainer, and the answers that they got."""
 
-    server: Server
+    server: BufferProcess
     random: random.Random
     deadline: float
     # Group -> tokens of its first sample, as acknowledged.
@@ -94,8 +93,7 @@ class Load:
         return group
 
     async def _submit(self, groups: list[common.SampleGroup]) -> None:
-        """Submit until each is answered: an answer that was lost with the buffer is asked for
-        again."""
+        """Submit groups until each is answered, again if an answer was lost with the buffer."""
         while groups:
             answers = await self.call(Client.submit, groups)
             for key, answer in answers.items():
@@ -186,7 +184,7 @@ def seeds() -> list[int]:
 
 @pytest.mark.parametrize("seed", seeds(), ids=["seed"])
 async def test_kill_9_under_load_loses_nothing(
-    make_server: Callable[..., Server], seed: int
+    make_server: Callable[..., BufferProcess], seed: int
 ) -> None:
     print(f"SLUICE_CRASH_SEED={seed}")
     changes: dict[str, Any] = {

@@ -1,5 +1,4 @@
-"""The process: its exit codes, its last line, its metrics, its place at the rendezvous, a full
-disk."""
+"""The buffer process: exit codes, last line, metrics, membership, a full disk."""
 
 import asyncio
 import os
@@ -17,12 +16,12 @@ import pytest
 from sluice.runtime.pod_env import free_port
 from sluice.wire import membership
 from sluice.wire.v1 import buffer_pb2 as pb
-from tests.unit.buffer.buffer_tools import Client, Server, error_of, make_group
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, error_of, make_group
 
-Make = Callable[..., Server]
+Make = Callable[..., BufferProcess]
 
 
-def failure(server: Server) -> tuple[int, str]:
+def failure(server: BufferProcess) -> tuple[int, str]:
     """(exit code, last line) of a process that must not start."""
     with pytest.raises(RuntimeError):
         server.start()
@@ -211,8 +210,10 @@ async def test_a_full_disk_refuses_and_recovers(make_server: Make, small_disk: P
 async def test_a_disk_that_somebody_else_fills_meanwhile(
     make_server: Make, small_disk: Path
 ) -> None:
-    """Writes fail in the middle of a commit: no group is lost, and the buffer goes on when there
-    is room."""
+    """Writes fail in the middle of a commit: no group is lost, and the buffer continues.
+
+    It does so once there is space again.
+    """
     server = make_server(rows=400, trainer__steps=100, buffer__storage__size="1Gi")
     async with Client(server.start()) as client:
         leased = (await client.lease(count=4)).groups

@@ -9,7 +9,7 @@ import pytest
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from tests.unit.buffer.buffer_tools import Client, Server, error_of, make_group, make_sample
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, error_of, make_group, make_sample
 
 READY = pb.TakeBatchResponse.STATE_READY
 WAITING = pb.TakeBatchResponse.STATE_WAITING
@@ -65,7 +65,9 @@ async def test_an_older_trainer_is_refused(client: Client) -> None:
     assert "replaced by attempt 2" in details
 
 
-async def test_what_was_acknowledged_survives_a_restart(make_server: Callable[..., Server]) -> None:
+async def test_what_was_acknowledged_survives_a_restart(
+    make_server: Callable[..., BufferProcess],
+) -> None:
     server = make_server()
     async with Client(server.start()) as client:
         leased = (await client.lease(count=4)).groups
@@ -85,7 +87,7 @@ async def test_what_was_acknowledged_survives_a_restart(make_server: Callable[..
 
 
 async def test_a_batch_tells_for_how_long_only_late_groups_were_missing(
-    make_server: Callable[..., Server],
+    make_server: Callable[..., BufferProcess],
 ) -> None:
     server = make_server(rollout__mode="async", rollout__maxStaleness=1)
     async with Client(server.start()) as client:
@@ -128,7 +130,7 @@ async def test_a_lease_waits_for_room_and_a_batch_for_groups(client: Client) -> 
 
 
 async def test_workers_share_a_step_and_one_that_is_gone_gets_no_part(
-    make_server: Callable[..., Server],
+    make_server: Callable[..., BufferProcess],
 ) -> None:
     server = make_server()
     async with Client(server.start()) as first, Client(server.address) as second:
@@ -209,7 +211,7 @@ async def test_partial_samples_come_with_the_next_lease(client: Client) -> None:
     assert list(again.partial.samples) == [sample]
 
 
-async def test_evaluations_are_waited_for(make_server: Callable[..., Server]) -> None:
+async def test_evaluations_are_waited_for(make_server: Callable[..., BufferProcess]) -> None:
     server = make_server(evaluation={"everySteps": 2})
     async with Client(server.start()) as client:
         leased = (await client.lease(count=3)).groups
@@ -229,7 +231,7 @@ async def test_evaluations_are_waited_for(make_server: Callable[..., Server]) ->
 
 
 async def test_exhausted_prompts_end_workers_and_trainer(
-    make_server: Callable[..., Server],
+    make_server: Callable[..., BufferProcess],
 ) -> None:
     server = make_server(rows=4, trainer={"epochs": 1})
     async with Client(server.start()) as client:
@@ -244,7 +246,9 @@ async def test_exhausted_prompts_end_workers_and_trainer(
         assert (list(answer.groups), answer.exhausted) == ([], True)
 
 
-async def test_calls_without_the_jobs_token_are_refused(make_server: Callable[..., Server]) -> None:
+async def test_calls_without_the_jobs_token_are_refused(
+    make_server: Callable[..., BufferProcess],
+) -> None:
     server = make_server({"SLUICE_TOKEN": "secret"})
     address = server.start()
     async with Client(address) as stranger:

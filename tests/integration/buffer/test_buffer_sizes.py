@@ -1,5 +1,4 @@
-"""Real sizes over real gRPC: what long responses come to is far above the limit of a single
-message."""
+"""Groups of real sizes over real gRPC, far above the limit of a single message."""
 
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ import pytest
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_sample
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_sample
 
 ABORTED = common.SAMPLE_STATUS_ABORTED
 MESSAGE_LIMIT = 64 << 20
@@ -21,7 +20,7 @@ def bytes_of(groups: list[common.SampleGroup]) -> int:
 
 
 async def test_a_whole_drain_of_long_responses_comes_back(
-    make_server: Callable[..., Server],
+    make_server: Callable[..., BufferProcess],
 ) -> None:
     changes = {"batchSize": 32, "samplesPerPrompt": 8}
     server = make_server(rollout=changes, buffer={"storage": {"size": "1Gi"}})
@@ -37,7 +36,7 @@ async def test_a_whole_drain_of_long_responses_comes_back(
 
 
 async def test_eight_responses_of_a_million_tokens_go_through(
-    make_server: Callable[..., Server],
+    make_server: Callable[..., BufferProcess],
 ) -> None:
     server = make_server(
         rollout={"batchSize": 1, "samplesPerPrompt": 8}, buffer={"storage": {"size": "1Gi"}}
@@ -55,7 +54,9 @@ async def test_eight_responses_of_a_million_tokens_go_through(
         assert samples == list(group.samples)
 
 
-async def test_examples_of_long_evaluations_are_read(make_server: Callable[..., Server]) -> None:
+async def test_examples_of_long_evaluations_are_read(
+    make_server: Callable[..., BufferProcess],
+) -> None:
     evaluation = {"everySteps": 2, "samplesPerPrompt": 32}
     server = make_server(evaluation=evaluation, buffer={"storage": {"size": "1Gi"}})
     async with Client(server.start()) as client:
@@ -120,7 +121,7 @@ async def test_a_new_process_of_a_worker_counts_its_calls_anew(client: Client) -
 
 
 async def test_a_group_that_is_too_large_is_refused_and_its_lease_goes_back(
-    make_server: Callable[..., Server],
+    make_server: Callable[..., BufferProcess],
 ) -> None:
     server = make_server(buffer={"memory": "400Mi", "storage": {"size": "1Gi"}})
     async with Client(server.start()) as client:
@@ -135,7 +136,9 @@ async def test_a_group_that_is_too_large_is_refused_and_its_lease_goes_back(
         assert (again.prompt.group_id, again.prompt.lease_attempt) == (first.prompt.group_id, 2)
 
 
-async def test_many_groups_at_once_wait_for_each_other(make_server: Callable[..., Server]) -> None:
+async def test_many_groups_at_once_wait_for_each_other(
+    make_server: Callable[..., BufferProcess],
+) -> None:
     server = make_server(
         rollout__batchSize=24, buffer={"memory": "400Mi", "storage": {"size": "1Gi"}}, rows=24
     )

@@ -1,5 +1,4 @@
-"""Readers and the event loop while the storage starts again from the disk, after a write that
-failed."""
+"""Readers and the event loop while the storage is opened again after a failed write."""
 
 from __future__ import annotations
 

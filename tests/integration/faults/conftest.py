@@ -12,8 +12,7 @@ __all__ = ["example", "laptop"]
 
 @pytest.fixture
 def calendar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """File of the seconds by which the clock of all processes that are started from now on is
-    wrong."""
+    """Return the file with the clock error, in seconds, of processes that start from now on."""
     offset = tmp_path / "clock-offset"
     offset.write_text("0")
     monkeypatch.setenv("CLOCK_OFFSET", str(offset))

@@ -112,7 +112,7 @@ def _apply(content: bytearray, offset: int, data: bytes | None) -> None:
 
 
 def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each part that lies in one sector."""
+    """Yield (start, end) of each part within one sector."""
     start, last = offset, offset + size
     while start < last:
         end = min((start // SECTOR + 1) * SECTOR, last)
@@ -122,8 +122,11 @@ def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Directory:
-    """names: as processes see them. durable: those of the last sync. pending: what has changed
-    since; None: gone."""
+    """Names of a directory.
+
+    `names` are those that processes see, `durable` those of the last sync, and `pending` the
+    changes since, with None for a removed name.
+    """
 
     names: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)
@@ -157,8 +160,10 @@ def _rename(names: dict[str, Node], change: dict[str, Node | None]) -> None:
 
 
 class Disk:
-    """The files under `root`, which are all durable when the journal begins. Feed it entries in
-    their order."""
+    """The files under `root`, all durable when the journal begins.
+
+    Entries are fed to it in their order.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()

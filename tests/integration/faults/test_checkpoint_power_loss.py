@@ -1,5 +1,4 @@
-"""The directory of checkpoints loses its power: what has a checkpoint's name is whole, and the
-newest is there."""
+"""Power loss in the directory of checkpoints: each named one is whole, the newest is there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A job's certificates and a machine whose clock is wrong: an hour does no harm, and
-the error for days names the clock."""
+"""A job's certificates on a machine whose clock is wrong.
+
+An hour does no harm, and the error for days names the clock.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The machine's clock jumps by an hour, forward and back, in the middle of a run: no role takes
-it for an hour."""
+"""The machine's clock jumps by an hour, forward and back, in the middle of a run.
+
+Every role keeps its deadlines.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ STEPS, BATCH = 14, 16
 def test_a_run_does_not_notice_that_the_clock_jumps(
     laptop: Callable[..., Laptop], calendar: Path
 ) -> None:
-    """All deadlines are shorter than the jump. With TLS: its certificates are judged by the clock
-    too."""
+    """All deadlines are shorter than the jump.
+
+    The run has TLS, because its certificates are judged by the clock too.
+    """
     run = laptop(
         f"trainer.steps={STEPS}",
         f"rollout.batchSize={BATCH}",
@@ -59,8 +63,7 @@ def test_a_run_does_not_notice_that_the_clock_jumps(
 def test_a_run_that_is_taken_up_an_hour_earlier_goes_on(
     laptop: Callable[..., Laptop], calendar: Path
 ) -> None:
-    """The clock is set back while `sluice run` is away: the times in its status are in the
-    future then."""
+    """The clock is set back while `sluice run` is away, so its times are in the future."""
     run = laptop(
         f"trainer.steps={STEPS}", f"rollout.batchSize={BATCH}", "evaluation.everySteps=100"
     )

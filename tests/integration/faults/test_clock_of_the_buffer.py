@@ -1,5 +1,7 @@
-"""The buffer's clock jumps by an hour: its leases stay, and no evaluation takes an hour or less
-than nothing."""
+"""The buffer's clock jumps by an hour.
+
+Leases stay, and no evaluation takes an hour or a negative time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sluice.wire.v1 import buffer_pb2 as pb
-from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_job
 
 HOUR = 3600
 
@@ -22,7 +24,7 @@ async def test_the_clock_of_a_buffer_jumps(calendar: Path, tmp_path: Path, jump:
         evaluation={"everySteps": 1, "beforeTrain": True, "samplesPerPrompt": 2},
         buffer__leaseSeconds=8,
     )
-    server = Server(job, tmp_path)
+    server = BufferProcess(job, tmp_path)
     server.start()
     try:
         async with Client(server.address) as client:

@@ -1,5 +1,7 @@
-"""SIGSTOP of each role for longer than its peers' patience, and SIGCONT: no group is lost or
-trained twice."""
+"""SIGSTOP of each role for longer than its peers wait, and SIGCONT.
+
+No group is lost or trained twice.
+"""
 
 from __future__ import annotations
 

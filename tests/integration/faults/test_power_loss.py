@@ -1,9 +1,10 @@
-"""The buffer's storage loses its power under load: all that was acknowledged is there, and the
-database opens.
+"""The buffer's storage loses its power under load.
 
-The processes are real and write to a real disk; preload/power.c keeps a journal of what they do,
-and disk.py says what a disk may hold that loses its power then: what was synced, and any part of
-the rest.
+All acknowledged changes are there, and the database opens.
+
+The processes are real and write to a real disk; preload/power.c keeps a journal of their writes,
+and disk.py models what a disk may hold after a power loss: all that was synced, and any part of the
+rest.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sluice_buffer.serving.metrics import counters as counters_of
 from tests.integration.buffer.test_buffer_crash import ANSWERED, BATCH, KILLS, SAMPLES, Load, run
 from tests.integration.faults.disk import Disk, entries
 from tests.integration.faults.native import library, recorded
-from tests.unit.buffer.buffer_tools import Server, make_job, shard_group
+from tests.unit.buffer.buffer_tools import BufferProcess, make_job, shard_group
 
 # Moments at which one journal is cut.
 CUTS = 60
@@ -62,12 +63,12 @@ class Powered:
 
     directory: Path
     draw: random.Random
-    server: Server = field(init=False)
+    server: BufferProcess = field(init=False)
 
     def __post_init__(self) -> None:
         self.storage, self.journal = self.directory / "storage", self.directory / "journal"
         self.storage.mkdir()
-        self.server = Server(
+        self.server = BufferProcess(
             loaded_job(self.directory), self.directory, LD_PRELOAD=str(library("power")),
             POWER_DIRECTORY=str(self.storage), POWER_JOURNAL=str(self.journal),
         )  # fmt: skip

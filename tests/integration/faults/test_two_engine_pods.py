@@ -1,5 +1,7 @@
-"""An engine of two pods, tensor parallel over both: each is killed once. It comes back, and no
-group is lost."""
+"""Each pod of an engine, tensor parallel over two, is killed once, and the run recovers.
+
+No group is lost.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ def scheduler(run: Laptop, pod: int) -> int:
     """Pid of the scheduler in one of the engine's pods."""
 
     def is_it(process: psutil.Process) -> bool:
-        """True if the process is a scheduler of this pod. Its title overwrites its command line and
-        environment, but its parent, the server, has them."""
+        """True if the process is a scheduler of this pod.
+
+        Its title overwrites its command line and environment, but its parent, the server, has them.
+        """
         above = [" ".join(parent.cmdline()) for parent in process.parents()]
         is_scheduler = "".join(process.cmdline()).startswith("sglang::scheduler")
         return is_scheduler and any(f"--node-rank {pod}" in line for line in above)

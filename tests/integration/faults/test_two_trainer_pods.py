@@ -1,5 +1,7 @@
-"""A trainer of two pods: a rank is killed, later one hangs. Each time the gang restarts, and
-nothing is lost."""
+"""A trainer of two pods: a rank is killed, later one hangs.
+
+Each time the gang restarts, and no group is lost.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sluice.runtime.pod_env import free_port
 from tests.boards import RULES
 from tests.integration.buffer.conftest import make_server  # noqa: F401 - a fixture
 from tests.prometheus import ALERT_SECONDS, Prometheus, hastened
-from tests.unit.buffer.buffer_tools import Client, Server, make_group
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group
 
 JOB = {"namespace": "default", "job": "demo"}
 WINDOWS = {"2h": "4s"}
@@ -42,7 +42,7 @@ def prometheus(port: int, tmp_path: Path) -> Iterator[Prometheus]:
 
 
 @pytest.fixture
-async def client(port: int, make_server: Callable[..., Server]) -> AsyncIterator[Client]:  # noqa: F811
+async def client(port: int, make_server: Callable[..., BufferProcess]) -> AsyncIterator[Client]:  # noqa: F811
     changes: dict[str, Any] = {"trainer__steps": 1000, "buffer__storage__size": "4Mi"}
     buffer = make_server({"SLUICE_PORT_METRICS": str(port)}, rows=4000, **changes)
     async with Client(buffer.start()) as client:

@@ -35,7 +35,7 @@ from sluice_rollout.user_functions.loading import UserCode
 from sluice_rollout.worker import Worker
 from tests.integration.engines import with_us
 from tests.integration.rendezvous_server import DEADLINE, Rendezvous, engine_member
-from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_job
 
 
 def job(directory: Path, model: Path, **changes: Any) -> RLJob:
@@ -59,7 +59,7 @@ class Services:
 
     def __init__(self, job: RLJob, directory: Path, rendezvous: Rendezvous) -> None:
         self.job, self.directory, self.rendezvous = job, directory, rendezvous
-        self.buffer = Server(job, directory, SLUICE_RENDEZVOUS=rendezvous.address)
+        self.buffer = BufferProcess(job, directory, SLUICE_RENDEZVOUS=rendezvous.address)
 
     async def start_buffer(self) -> Client:
         return Client(await asyncio.to_thread(self.buffer.start))

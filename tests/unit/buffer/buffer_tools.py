@@ -1,5 +1,7 @@
-"""Tools that the buffer's tests and benchmark share: jobs, prompt files, groups, a buffer in this
-process or in its own."""
+"""Tools of the buffer's tests and benchmarks: jobs, prompt files, groups, and buffers.
+
+A buffer runs in this process or in another.
+"""
 
 from __future__ import annotations
 
@@ -152,8 +154,10 @@ class LocalBuffer:
         self.core.close()
 
     def restart(self, *, flushed: bool = True) -> None:
-        """Open the database again, as after a crash; without `flushed`, what was not written is
-        gone."""
+        """Open the database again, as after a crash.
+
+        Without `flushed`, changes that were not written are lost.
+        """
         if flushed:
             self.sync()
         self.close()
@@ -245,7 +249,7 @@ def shard_group(buffer: Buffer, group_id: int, indices: Iterable[int]) -> common
     )
 
 
-class Server:
+class BufferProcess:
     """`python -m sluice_buffer` in its own process."""
 
     def __init__(self, job: RLJob, directory: Path, **environment: str) -> None:
@@ -254,9 +258,11 @@ class Server:
         self.process: subprocess.Popen[str] | None = None
         self.address = "127.0.0.1:1"
 
-    def start(self, seconds: float = 20.0) -> str:
-        """Start, wait until it serves and return its address. If it ends instead, the error has its
-        exit code and log."""
+    def start(self, seconds: float = 60.0) -> str:
+        """Start, wait until it serves and return its address.
+
+        If it ends instead, the error has its exit code and log.
+        """
         job_file = self.directory / "job.json"
         job_file.write_text(
             self.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True)
@@ -339,8 +345,7 @@ class Client:
         attempt: int = 1,
         wait: float = 0.0,
     ) -> Leases:
-        """Lease as a worker does that holds all that this client has leased for it, whether
-        finished or not."""
+        """Lease as a worker that holds all leases of this client, finished or not."""
         held = self.held.setdefault((worker, attempt), {})
         request = pb.LeasePromptsRequest(
             worker=pb.Caller(name=worker, attempt=attempt),

@@ -1,5 +1,4 @@
-"""Batches of given answers: the buffer makes their samples, and everything that holds of samples
-holds of these."""
+"""Batches of given answers: the buffer makes their samples, with the promises of all samples."""
 
 from __future__ import annotations
 

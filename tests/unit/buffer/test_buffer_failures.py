@@ -24,9 +24,7 @@ def ids(leased: Sequence[pb.LeasedGroup]) -> list[int]:
 
 
 def test_only_the_group_that_ends_its_workers_fails(make_buffer: MakeBuffer) -> None:
-    """Group 2 ends every worker that has it. All others must come through, whoever
-    was beside it.
-    """
+    """Group 2 ends every worker that has it. All others must be finished, whoever had them."""
     buffer = make_buffer(rollout__batchSize=8, trainer__steps=1)
     attempt = 1
     finished: set[int] = set()

@@ -1,5 +1,8 @@
-"""The gate of the buffer: a peer with the job's token can neither end it, nor store what would end
-the trainer."""
+"""Checks of submitted groups.
+
+A peer with the job's token can neither end the buffer, nor store a group that would end the
+trainer.
+"""
 
 from __future__ import annotations
 

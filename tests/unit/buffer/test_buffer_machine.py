@@ -1,5 +1,4 @@
-"""Whatever happens in whatever order: no group is lost, none is trained twice, a batch never
-changes.
+"""No group is lost or trained twice, and no batch changes, in any order of events.
 
 Hypothesis drives a real buffer on a real database through leases, submits, returns, expiries,
 commits, checkpoints, rewinds, restarts, and crashes that lose what was not written. After every

@@ -42,8 +42,10 @@ def replayed(make_buffer: MakeBuffer, dump: Path, **changes: object) -> LocalBuf
 
 
 def first_tokens(buffer: LocalBuffer, step: int) -> list[int]:
-    """The numbers that `make_group` wrote into its samples: each group's in the run that was
-    dumped."""
+    """Return the numbers that `make_group` wrote into the samples of a step.
+
+    Each is the group's number in the dumped run.
+    """
     ids = buffer.core.memory.batches[step]
     data = [shard_group(buffer.core, group_id, [0]) for group_id in ids]
     return [int(np.frombuffer(group.samples[0].tokens, dtype="<i4")[0]) for group in data]

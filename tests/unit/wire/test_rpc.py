@@ -18,9 +18,7 @@ from sluice.wire.v1 import rendezvous_pb2_grpc
 def failing(
     *codes: grpc.StatusCode, details: str = "because"
 ) -> tuple[Callable[[], Awaitable[str]], list[grpc.StatusCode]]:
-    """A call that fails with each of these in turn, and then is answered; and what is left of
-    them.
-    """
+    """Make a call that fails with each code in turn and then succeeds, and return what is left."""
     left = list(codes)
 
     async def call() -> str:

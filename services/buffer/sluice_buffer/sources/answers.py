@@ -36,7 +36,6 @@ from sluice_buffer.transitions.submits import SubmitOutcome, Submits
 
 # Why a row is left out if all of its answers are masked (counted as `filtered_nothing_trained`).
 NOTHING_TRAINED = "nothing_trained"
-# First rows of a source that are encoded at the start. The job is refused at once if none can be.
 # First rows of a source that are encoded at the start. The job is refused at once if all of them
 # fail.
 TRIED_ROWS = 8
@@ -130,7 +129,7 @@ class Answers:
         waited = self._soon.get(end - 1)
         return (
             cast("Future[None]", waited) if waited else None
-        )  # the thread takes one after the other
+        )  # the thread encodes one row after the other
 
     def fill(
         self,

@@ -65,8 +65,10 @@ def test_where_a_checkpoint_would_make_room_the_job_goes_on(make_buffer: MakeBuf
 
 
 def small_steps(buffer: LocalBuffer, steps: int) -> int:
-    """Train batches of groups of a page each until no group can be leased. Returns how many
-    checkpoints were asked for."""
+    """Train batches of small groups until no group can be leased.
+
+    Returns how many checkpoints were requested.
+    """
     checkpoints = 0
     for number in range(1, steps + 1):
         buffer.clock.now += 1
