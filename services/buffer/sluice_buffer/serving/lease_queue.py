@@ -86,39 +86,40 @@ class LeaseQueue:
             Runs a transition and waits until it is on the disk.
 
         """
-        end, whole_at = self._clock() + seconds, math.inf
+        end = self._clock() + seconds
+        rest_at = math.inf  # when the worker may take more than its share
 
-        def take(asking: PromptRequest) -> list[GroupKey]:
-            whole = self._clock() >= whole_at
-            most = limit if whole else min(limit, self._share(asking, version))
-            keys = self._buffer.lease(call, most, version)
+        def take(request: PromptRequest) -> list[GroupKey]:
+            takes_rest = self._clock() >= rest_at
+            allowed = limit if takes_rest else min(limit, self._share(request, version))
+            keys = self._buffer.lease(call, allowed, version)
             self._add(-len(keys))
             return keys
 
-        with self._asking_for(call.worker.name, limit) as asking:
+        with self._asking_for(call.worker.name, limit) as request:
             while True:
-                keys = await run(partial(take, asking))
+                keys = await run(partial(take, request))
                 now = self._clock()
                 if keys or now >= end or self._news(version):
                     return keys
                 wait = end - now
                 if self._buffer.available(version):  # left to the others for now
-                    whole_at = min(whole_at, now + SHARE_SECONDS)
+                    rest_at = min(rest_at, now + SHARE_SECONDS)
                     wait = min(wait, QUIET_SECONDS)
                 else:
-                    whole_at = math.inf
-                await self._wait(asking, version, wait)
+                    rest_at = math.inf
+                await self._wait(request, version, wait)
 
     # -- shares
 
     @contextmanager
-    def _asking_for(self, worker: str, room: int) -> Iterator[PromptRequest]:
+    def _asking_for(self, worker: str, limit: int) -> Iterator[PromptRequest]:
         """Count a worker's call among those that ask.
 
         A worker that was answered and has room left still counts for a moment, because it will ask
         again. A call that was cancelled does not count.
         """
-        call = PromptRequest(worker, max(room, 0) + self._leased(worker))
+        call = PromptRequest(worker, max(limit, 0) + self._leased(worker))
         self._forget(self._asking.get(worker))
         self._asking[worker] = call
         self._last = self._clock()
@@ -128,7 +129,7 @@ class LeaseQueue:
         except BaseException:
             self._forget(call)
             raise
-        if not self._free(call):  # full: it asks again once something of it is finished
+        if not self._free(call):  # full: the worker asks again once a group of it is finished
             self._forget(call)
         elif self._asking.get(worker) is call:
             self._last = self._clock()
@@ -156,9 +157,9 @@ class LeaseQueue:
         """Return the groups that the worker has room for now."""
         return max(0, call.places - self._leased(call.worker))
 
-    def _add(self, room: int) -> None:
+    def _add(self, free: int) -> None:
         if self._free_total is not None:
-            self._free_total += room
+            self._free_total += free
 
     def _forget(self, call: PromptRequest | None) -> None:
         if call is None or self._asking.get(call.worker) is not call:
