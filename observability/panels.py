@@ -172,7 +172,7 @@ def states(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table. `names` maps a code to (word, colour)."""
+    """A column of a table. `names` maps a code to (word, colour)."""
 
     title: str
     expr: str

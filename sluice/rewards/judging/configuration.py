@@ -46,14 +46,14 @@ class Configuration:
         return Configuration(**fields | {"imports": tuple(fields["imports"])})
 
 
-_of_this_process: list[Configuration] = []
+_current: list[Configuration] = []
 
 
 def set_current(configuration: Configuration) -> None:
     """Set this process's configuration. A judging process calls it before it loads any reward."""
-    _of_this_process[:] = [configuration]
+    _current[:] = [configuration]
 
 
 def current() -> Configuration:
     """Return this process's configuration, or the defaults if it was not set."""
-    return _of_this_process[0] if _of_this_process else Configuration()
+    return _current[0] if _current else Configuration()

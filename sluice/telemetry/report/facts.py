@@ -27,9 +27,9 @@ _OUTCOME = {
     "logprob_diff_max": "largest log-prob difference",
 }
 _PARTS = {
-    "start": "trainer, start",
-    "steps": "trainer, all steps",
-    "end": "trainer, after the last step",
+    "start": "trainer start-up",
+    "steps": "trainer steps",
+    "end": "trainer wind-down",
 }
 _GROUPS = {
     "samples_trained": "samples trained",
@@ -56,7 +56,7 @@ def outcome(summary: Mapping[str, Any]) -> list[Fact]:
     """Return the result of the run."""
     facts = _facts(summary, _OUTCOME)
     if seconds := summary.get("wall_seconds"):
-        facts.insert(1, Fact("took", _duration(seconds)))
+        facts.insert(1, Fact("duration", _duration(seconds)))
     for part, value in (summary.get("trainer_seconds") or {}).items():
         facts.append(Fact(_PARTS[part], _duration(value)))
     return facts

@@ -17,7 +17,7 @@ StepRecords = Mapping[int, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One plot with a text that says what it shows and what is healthy."""
+    """A plot, with a text that says what it shows and what is healthy."""
 
     title: str
     text: str

@@ -202,7 +202,7 @@ def test_a_page_says_what_the_run_was_and_how_its_answers_change(tmp_path: Path)
         "<th>torch</th><td>2.13.0</td>",
         "<th>last step</th><td>2023-11-14 22:13 UTC</td>",
         "<dt>goodput</dt><dd>60%</dd>",
-        "<dt>took</dt><dd>1:02:03</dd>",
+        "<dt>duration</dt><dd>1:02:03</dd>",
         "<dt>lost</dt><dd>0</dd>",
         "<li>2026-01-31T12:00:00 GangRestarting: trainer-0 failed</li>",
         "<th>after step 0, reward 0</th><td>&lt;b&gt;three&lt;/b&gt;</td>",

@@ -1,4 +1,4 @@
-"""IFBench's instructions (Pyatkin et al. 2025) about counts and ratios, by their ids."""
+"""IFBench's instructions (Pyatkin et al. 2025) about counts and ratios, by id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IFBench's instructions (Pyatkin et al. 2025) about formats and repetitions, by their ids."""
+"""IFBench's instructions (Pyatkin et al. 2025) about formats and repetitions, by id."""
 
 from __future__ import annotations
 
