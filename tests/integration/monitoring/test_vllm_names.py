@@ -1,4 +1,4 @@
-"""Metrics of vLLM that panels name are those of a real server; test_watched_run asks SGLang."""
+"""A real vLLM server exports the metrics that panels name; test_watched_run checks SGLang."""
 
 from __future__ import annotations
 

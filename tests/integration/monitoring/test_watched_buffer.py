@@ -1,4 +1,4 @@
-"""A real buffer whose trainer writes no checkpoints, scraped by the real Prometheus."""
+"""A real buffer whose trainer writes no checkpoints, scraped by a real Prometheus."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def client(port: int, make_server: Callable[..., BufferProcess]) -> AsyncI
 
 
 async def step(client: Client, number: int) -> bool:
-    """Do a worker's and a trainer's part of a step. False: there is no room for its batch."""
+    """Do a worker's and a trainer's part of a step. Returns False if the batch does not fit."""
     leased = (await client.lease(count=4, version=number - 1)).groups
     if len(leased) < 4:
         return False

@@ -184,7 +184,9 @@ def test_an_engine_that_hangs_in_an_update(watched: Watched) -> None:
         pytest.param("loss", ("SluiceEntropyCollapsed",), id="loss"),
     ],
 )
-def test_code_that_is_sick(watched: Watched, function: str, alerts: tuple[str, ...]) -> None:
+def test_sick_code_fires_its_alerts(
+    watched: Watched, function: str, alerts: tuple[str, ...]
+) -> None:
     watched.until_at_work(*alerts)
     with watched.sick(function):
         for alert in alerts:
@@ -203,5 +205,5 @@ def answered(prometheus: Prometheus, query: PanelQuery) -> bool:
     return bool(prometheus.query(expr))
 
 
-def test_what_is_left_out_is_still_there() -> None:
+def test_left_out_queries_still_exist() -> None:
     assert EMPTY.keys() <= {query.name for query in queries()}

@@ -226,7 +226,7 @@ def _state(victim: Path) -> list[Any]:
 
 
 def tools_against(victim: Path, pid: int, segment: int, layers: Sequence[str]) -> str:
-    """The beginning of each attack: its victims, and how it tries."""
+    """Return the code that starts each attack: its victims, and a helper that tries."""
     machine = os.uname().machine
     victims = {
         "VICTIM": str(victim),

@@ -1,4 +1,4 @@
-"""Servers that rewards ask: real HTTP, with the faults that a test asks for."""
+"""HTTP servers for remote rewards, with faults on request."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from tests.integration.engines import call, until, with_us
 
 
 class Server:
-    """Answers POSTs to `path` with what `answer(body)` gives, after the faults: a status, or
-    seconds of silence."""
+    """Answers POSTs to `path` with `answer(body)`, after faults: a status or seconds of silence."""
 
     def __init__(self, path: str, answer: Callable[[Any], Any], faults: list[int | float]) -> None:
         self.path, self.answer, self.faults = path, answer, list(faults)
@@ -57,7 +56,7 @@ async def serving(
 
 
 def save_reward_model(directory: Path, base: Path) -> Path:
-    """Qwen3-shaped, with a head of one output, random weights, and the tokenizer of `base`."""
+    """Save a Qwen3 model with random weights, a head of one output, and the tokenizer of `base`."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
@@ -72,7 +71,7 @@ def save_reward_model(directory: Path, base: Path) -> Path:
 
 @contextmanager
 def reward_model_server(model: Path, log: Path) -> Iterator[str]:
-    """SGLang with a reward model on the CPU; its address."""
+    """Run SGLang with a reward model on the CPU, and yield its address."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = (

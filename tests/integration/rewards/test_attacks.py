@@ -80,7 +80,7 @@ def test_files_are_limited(machine: str, bomb: str, excess: list[str]) -> None:
 
 
 @on_every_machine
-def test_a_directory_that_nobody_can_look_into_ends_its_program(machine: str) -> None:
+def test_an_unreadable_directory_ends_its_program(machine: str) -> None:
     status, _, error = outcome(machine)["bombs"]["a directory that nobody can look into"]
     looked_into = {"uid", "namespaces"} & set(MACHINES[machine].layers.split("+"))
     assert status == ("error" if looked_into else "limit"), error

@@ -116,7 +116,7 @@ def children() -> list[psutil.Process]:
     ]
 
 
-async def test_functions_sync_and_async_and_of_all_houses(user: Path) -> None:
+async def test_functions_sync_and_async_and_of_other_projects(user: Path) -> None:
     async with judging(function=f"{user}:good") as judge:
         assert await judge([sample("abc")]) == [(3.0, {})]
     async with judging(function=f"{user}:later") as judge:
@@ -202,7 +202,7 @@ async def test_an_answer_that_a_function_forges_ends_no_other_sample(
         assert await judge([sample("ok")]) == [(1.0, {})]
 
 
-async def test_whatever_ends_the_work_with_a_process_answers_its_samples(
+async def test_an_unexpected_error_answers_the_samples_of_its_process(
     user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sending fails in a way that no code expects."""
@@ -252,7 +252,7 @@ async def test_processor_time_is_limited(user: Path) -> None:
     assert fine == (1.0, {})
 
 
-async def test_many_hanging_samples_hold_up_nobody_and_processes_are_bounded(user: Path) -> None:
+async def test_hanging_samples_do_not_block_others_and_processes_are_bounded(user: Path) -> None:
     most = 0
 
     async def watch() -> None:
@@ -415,7 +415,7 @@ async def test_a_function_that_needs_more_memory_to_load_says_the_limit(tmp_path
     )
 
 
-async def test_what_a_function_loads_computes_on_one_core_unless_the_job_says_more(
+async def test_user_code_uses_one_core_unless_the_job_says_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node of many cores gives `import numpy` more threads than their limit has memory for."""
@@ -468,7 +468,7 @@ async def test_the_default_key_and_dapos_parts() -> None:
         assert reward == 0.0
 
 
-async def test_the_answer_to_mathematics_is_known_wherever_it_is_judged() -> None:
+async def test_the_answer_to_mathematics_is_read_in_worker_and_pool() -> None:
     async with judging(type="math", workers=1) as judge:
         right, other = await judge(
             [sample(r"so \boxed{\frac12}", "0.5"), sample(r"\boxed{\frac{1}{2}}", "3")]

@@ -1,5 +1,4 @@
-"""A worker with a thousand requests under way has descriptors above 1,023, which select does not
-take: programs run and functions judge all the same."""
+"""Sandbox and judge work in a worker with descriptors above 1,023, which select rejects."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def test_a_request_that_hangs_is_sent_again() -> None:
         ([100.0] * 1000, r"no answer after 0.5 s; given up after \d+ attempts"),
     ],
 )
-async def test_patience_ends(faults: list[Any], message: str) -> None:
+async def test_retries_are_bounded(faults: list[Any], message: str) -> None:
     async with serving(lambda _: 1, *faults) as server:
         endpoint = JsonEndpoint(server.url, 0.5, RewardError, back_off=lambda n: 0.0)
         with pytest.raises(RewardError, match=message):
@@ -80,7 +80,7 @@ async def test_patience_ends(faults: list[Any], message: str) -> None:
         await endpoint.close()
 
 
-async def test_a_server_that_is_away_fails_its_samples() -> None:
+async def test_an_unreachable_server_fails_its_samples() -> None:
     (outcome,) = await judged([sample("r")], url="http://127.0.0.1:9/", timeout_seconds=0.3)
     assert "ClientConnectorError" in str(outcome)
     assert outcome.reason == "timeout"

@@ -155,7 +155,7 @@ def test_calls_under_their_other_numbers_end_the_program(sandbox: Sandbox) -> No
         ("import sys\nwhile True: sys.stderr.write('x' * 10000)", "output"),
     ],
 )  # fmt: skip
-def test_what_never_ends_is_ended(sandbox: Sandbox, source: str, status: str) -> None:
+def test_endless_programs_are_ended(sandbox: Sandbox, source: str, status: str) -> None:
     assert run(sandbox, source, seconds=1.5).status == status
     assert run(sandbox, "print(1)") == ProgramRun("ok", "1\n", "")
 

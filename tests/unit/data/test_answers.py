@@ -52,7 +52,7 @@ def test_the_assistants_messages_are_trained_with_what_ends_them() -> None:
     assert example.answer == "yo<|im_end|>bye<|im_end|>"
 
 
-def test_a_template_that_marks_its_answers_is_believed() -> None:
+def test_marks_of_a_template_are_used() -> None:
     assert trained(encoded({"messages": CHAT}, MARKED)) == ["yo<|im_end|>", "bye<|im_end|>"]
 
 
@@ -65,7 +65,7 @@ def test_a_message_may_say_that_it_is_not_trained(template: str, key: str) -> No
     assert "loss_mask" not in text(encoded({"messages": messages}, template))
 
 
-def test_an_answer_that_is_written_otherwise_once_others_follow() -> None:
+def test_an_answer_that_is_rendered_differently_once_others_follow() -> None:
     """Qwen3 gives an empty thought to the last answer alone: training sees what the model will
     see.
     """
@@ -74,7 +74,7 @@ def test_an_answer_that_is_written_otherwise_once_others_follow() -> None:
     assert "<think>" not in text(example).split("bye")[0].split("and")[0]
 
 
-def test_a_template_that_drops_a_thought_is_told_of_unless_that_answer_is_masked() -> None:
+def test_a_template_that_drops_reasoning_is_refused_unless_that_answer_is_masked() -> None:
     thought = "<think>\nhm\n</think>\n\nyo"
     messages = [
         user("hi"),
@@ -95,7 +95,7 @@ def test_a_template_that_drops_a_thought_is_told_of_unless_that_answer_is_masked
     ]
 
 
-def test_a_template_that_opens_answers_otherwise_than_it_writes_them_is_told_of() -> None:
+def test_a_template_that_opens_answers_differently_than_it_writes_them_is_refused() -> None:
     with pytest.raises(
         PromptError,
         match=r"messages\[1\]: .* differently once the answer is there.*chatTemplateArgs",
@@ -148,7 +148,7 @@ def test_a_prompt_and_its_label() -> None:
     assert trained(messages) == ["so long<|im_end|>"], "only the label is asked for"
 
 
-def test_the_boundary_of_an_answer_is_one_between_tokens() -> None:
+def test_an_answer_starts_at_a_boundary_between_tokens() -> None:
     """No token holds the end of the prompt and the begin of the answer, as when a model writes."""
     example = encoded({"messages": [user("hi"), assistant("\n\nyo")]})
     assert trained(example) == ["\n\nyo<|im_end|>"]
@@ -195,7 +195,7 @@ def test_rows_that_are_encoded_already_need_no_tokenizer() -> None:
     ],
     ids=str,
 )
-def test_a_row_that_teaches_nothing_is_refused(row: dict[str, Any], message: str) -> None:
+def test_a_row_without_an_answer_is_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(RowError) as raised:
         parse_answer(row, SOURCE)
     assert message in str(raised.value)
@@ -219,7 +219,7 @@ def test_a_row_that_teaches_nothing_is_refused(row: dict[str, Any], message: str
         ),
     ],
 )
-def test_a_template_that_does_not_fit_is_told_of(
+def test_a_template_that_does_not_fit_is_refused(
     row: dict[str, Any], template: str | None, message: str
 ) -> None:
     if not message:
@@ -230,7 +230,7 @@ def test_a_template_that_does_not_fit_is_told_of(
     assert message in str(raised.value)
 
 
-def test_marks_that_do_not_say_whose_they_are_cannot_be_masked() -> None:
+def test_marks_that_match_no_message_cannot_be_masked() -> None:
     template = MARKED.replace(
         "{{ message.content + '<|im_end|>' }}{% endgeneration %}", "a{% endgeneration %}b"
     )
@@ -281,7 +281,7 @@ def test_a_row_in_which_no_answer_ends_is_refused() -> None:
             encoded({"messages": CHAT[:3]}, template)
 
 
-def test_engines_end_a_turn_where_the_configuration_says(tmp_path: Path) -> None:
+def test_engines_end_a_turn_at_the_tokens_of_the_configuration(tmp_path: Path) -> None:
     """GLM-4.5's ends with the token of the next role."""
     model = tokenizer(ROLES, additional_special_tokens=["<|user|>", "<|observation|>"])
     ids = model.convert_tokens_to_ids(["<|user|>", "<|observation|>"])

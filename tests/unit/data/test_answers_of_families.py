@@ -29,7 +29,7 @@ ARGUMENTS = st.dictionaries(st.sampled_from(["city", "day", "unit"]), VALUES, ma
 
 @st.composite
 def recorded(draw: st.DrawFn, text: str) -> Any:
-    """A content as it may be recorded."""
+    """Draw a content in one of the forms in which it may be recorded."""
     return draw(st.sampled_from([text, [{"type": "text", "text": text}]]))
 
 
@@ -72,7 +72,7 @@ def conversations(draw: st.DrawFn, family: Family) -> list[Message]:
 
 
 def expected(family: Family, messages: list[Message]) -> list[tuple[int, str, bool]]:
-    """(position, text, does it end?) of each answer that is trained."""
+    """Return (position, text, ends its turn) of each trained answer."""
     newest = max(i for i, message in enumerate(messages) if message["role"] == "user")
     answers = []
     for i, message in enumerate(messages):
@@ -85,7 +85,7 @@ def expected(family: Family, messages: list[Message]) -> list[tuple[int, str, bo
 
 
 def runs(example: Encoded) -> list[tuple[int, int]]:
-    """[start, end) of the runs of trained tokens."""
+    """Return the runs of trained tokens as [start, end)."""
     spans, at = [], 0
     for trained, group in groupby(example.mask):
         size = len(list(group))

@@ -1,5 +1,4 @@
-"""Reading prompt files: every format gives what plain Python would, whatever the rows, slices and
-chunks."""
+"""Prompt files: every format, slice and chunk size gives the rows that plain Python gives."""
 
 from __future__ import annotations
 
@@ -142,7 +141,7 @@ def test_an_error_at_the_beginning_is_found_without_reading_all() -> None:
     assert file.tell() <= 2 << 20
 
 
-def test_a_byte_that_is_no_text_is_said(tmp_path: Path) -> None:
+def test_an_invalid_byte_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'[{"a": "\xff"}]')
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": "\xff"}\n')
     with pytest.raises(ConfigurationError, match=r"a\.json: not UTF-8 text: .* near byte 8"):
@@ -164,7 +163,7 @@ def test_a_row_that_is_no_object_is_named_in_every_format(tmp_path: Path) -> Non
         list(read_file(tmp_path / "a.json"))
 
 
-def test_a_row_says_where_it_stands(tmp_path: Path) -> None:
+def test_a_row_knows_its_position(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('\n{"a": 1}\n{"a": 2}\n')
     (tmp_path / "b.json").write_text('[\n{"a": 3}]')
     pq.write_table(pa.Table.from_pylist([{"a": 4}]), tmp_path / "c.parquet")

@@ -90,9 +90,7 @@ def test_a_data_set_that_is_indexed_gives_its_rows_in_order(tmp_path: Path, rows
     ]
 
 
-def test_rows_that_are_there_stay_whatever_the_code_would_give_now(
-    tmp_path: Path, rows: Path
-) -> None:
+def test_existing_rows_stay_whatever_the_code_would_give_now(tmp_path: Path, rows: Path) -> None:
     job = spec(tmp_path / "c.py", "counting", rows=3)
     first = written(job, rows)
     user_code.load.cache_clear()
@@ -114,7 +112,7 @@ def test_other_arguments_make_another_file(tmp_path: Path, rows: Path) -> None:
         ("nothing", "has no function 'nothing'"),
     ],
 )
-def test_what_gives_no_rows_is_refused_by_its_field(
+def test_code_without_rows_is_refused_by_its_field(
     tmp_path: Path, rows: Path, name: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -162,7 +160,7 @@ def process(
         ),
     ],
 )
-def test_how_its_process_ends(
+def test_exit_code_and_last_line_of_the_process(
     tmp_path: Path, rows: Path, name: str, seconds: int, code: int, last: str
 ) -> None:
     ended = process(tmp_path, name, seconds)

@@ -1,4 +1,4 @@
-"""Messages have one form before a chat template sees them, whoever wrote them."""
+"""Messages have one form before a chat template sees them, whatever their source."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def arguments_of(message: dict[str, Any]) -> Any:
         ),
     ],
 )
-def test_the_form_that_templates_are_shown(
-    message: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_the_form_that_templates_get(message: dict[str, Any], expected: dict[str, Any]) -> None:
     assert normalised(message) == expected
     assert normalised(expected) == expected
 
@@ -92,13 +90,13 @@ def test_arguments_are_an_object(arguments: Any, expected: Any) -> None:
     ],
     ids=str,
 )
-def test_what_no_template_could_be_given_is_refused(message: Any, problem: str) -> None:
+def test_messages_that_no_template_could_render_are_refused(message: Any, problem: str) -> None:
     with pytest.raises(MessageError, match=problem):
         normalised(message)
 
 
 def test_a_row_is_rendered_as_the_gateway_renders_the_same_request() -> None:
-    """The gateway keeps what identifies a history, and leaves the rest to the same rendering."""
+    """The gateway keeps what identifies a history and uses the same rendering for the rest."""
     recorded = [
         {"role": "developer", "content": [{"type": "text", "text": "be brief"}], "name": None},
         user("weather in Bonn?"),
@@ -112,6 +110,6 @@ def test_a_row_is_rendered_as_the_gateway_renders_the_same_request() -> None:
     assert "null" not in row
 
 
-def test_a_model_without_a_chat_template_is_told_of() -> None:
+def test_a_missing_chat_template_is_reported() -> None:
     with pytest.raises(chat.PromptError, match=r"the model has no chat template.*\.jinja"):
         chat.render(tokenizer(None), [user("hi")], chat=True)

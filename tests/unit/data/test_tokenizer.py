@@ -1,4 +1,4 @@
-"""A tokenizer that cannot be loaded is a mistake of the job: no restart cures it."""
+"""A tokenizer that cannot be loaded is an error of the job, which restarts do not fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_broken_tokenizer_is_a_configuration_error(tmp_path: Path, content: st
         load_tokenizer(tmp_path)
 
 
-def test_an_empty_directory_has_none(tmp_path: Path) -> None:
+def test_an_empty_directory_has_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"^{tmp_path} has no tokenizer$"):
         load_tokenizer(tmp_path)
 

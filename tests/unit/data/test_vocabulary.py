@@ -1,4 +1,4 @@
-"""Tokens of tokenizers, embeddings and teachers: what one has and another lacks is said."""
+"""Vocabularies of tokenizers, embeddings and teachers: differences are reported."""
 
 from __future__ import annotations
 

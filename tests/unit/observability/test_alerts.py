@@ -1,4 +1,4 @@
-"""Rules by Prometheus' own tools: they are valid, and an alert fires by its fault and resolves."""
+"""Rules checked by promtool: they are valid, and each alert fires and resolves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BY_NAME = {rule["alert"]: rule for rule in ALERTS}
 
 
 def document(case: Case) -> dict[str, Any]:
-    """A file for `promtool test rules`."""
+    """Return a file for `promtool test rules`."""
     labels = {
         "alertname": case.alert,
         "alertstate": "firing",

@@ -1,4 +1,4 @@
-"""Services of `make dashboards-up`: their files are there, and Prometheus takes them."""
+"""Services of `make dashboards-up`: their files exist, and Prometheus accepts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPOSE = ROOT / "observability" / "compose"
 
 
 def mounts() -> dict[str, dict[str, Path]]:
-    """Service -> path inside -> path in this repository, without the run's own."""
+    """Return repository paths by service and container path, without the run directory."""
     services = load((COMPOSE / "compose.yaml").read_text())["services"]
     return {
         name: {
@@ -32,7 +32,7 @@ def test_every_file_that_is_mounted_is_there() -> None:
 
 
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
-    """With the paths that the container has, as they are here."""
+    """The paths in the container are replaced by those of the repository."""
     inside = mounts()["prometheus"]
     text = (COMPOSE / "prometheus.yaml").read_text()
     for path in re.findall(r"\[(/etc/\S+)\]", text):
@@ -42,7 +42,7 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_nothing_listens_but_on_the_loopback() -> None:
+def test_services_listen_on_the_loopback_only() -> None:
     services = load((COMPOSE / "compose.yaml").read_text())["services"]
     assert "--web.listen-address=127.0.0.1:9090" in services["prometheus"]["command"]
     assert services["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Dashboards: the files are those of the code, and Grafana's schema knows all that is in them."""
+"""Dashboards: the files equal the code's output, and fit Grafana's schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def label(value: Any) -> str | None:
     return value["title"] if isinstance(value, dict) else value
 
 
-def test_the_files_of_the_chart_are_what_the_code_says() -> None:
+def test_the_files_of_the_chart_equal_the_output_of_the_code() -> None:
     for name, text in files().items():
         assert (CHART / "files" / name).read_text() == text, f"{name}: make observability"
     assert {f"dashboards/{path.name}" for path in DASHBOARDS} == files().keys() - {"rules.yaml"}

@@ -1,4 +1,4 @@
-"""Recording rules count devices and goodput as `sluice run` does (sluice/telemetry/goodput.py)."""
+"""Recording rules count devices and goodput like sluice/telemetry/goodput.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rewards of the examples pay in the order in which a model from random weights can find things
-out."""
+"""Rewards of the examples pay in the order in which a model from random weights can learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mathematics, GSM8K, DAPO: which answers are taken and which are not."""
+"""Mathematics, GSM8K and DAPO: accepted and rejected answers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_without_a_box_there_is_no_answer(reward: Any) -> None:
         (r"<think>\boxed{5}</think> It is \boxed{6}.", 0),
     ],
 )
-def test_deepscaler_wants_an_end_of_thinking(response: str, expected: int) -> None:
+def test_deepscaler_requires_an_end_of_thinking(response: str, expected: int) -> None:
     assert deepscaler(sample(response, "5")) == expected
 
 
@@ -157,7 +157,7 @@ def test_dapo_reads_the_last_answer_line(response: str, label: Any, right: bool)
     assert dapo(sample(response, label)) == {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
-def test_dapo_wants_a_label_that_says_something() -> None:
+def test_dapo_requires_a_label() -> None:
     with pytest.raises(RewardError, match="label: dapo needs an answer, the row has ' '"):
         dapo(sample("Answer: 3", " "))
 

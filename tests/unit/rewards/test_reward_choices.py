@@ -1,4 +1,4 @@
-"""Multiple choice: which letter a response settles on, and what a row may give as the right one."""
+"""Multiple choice: the letter a response settles on, and the ways a row gives the right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of programming tasks in the forms of data sets, and what counts as the same output."""
+"""Tests of programming tasks in the formats of data sets, and comparison of outputs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_forms_of_tests(
         ([1, 2], "label: code needs {inputs"),
     ],
 )
-def test_a_label_that_is_no_test_is_told_what_is(label: Any, message: str) -> None:
+def test_a_label_without_tests_is_refused_with_the_formats(label: Any, message: str) -> None:
     with pytest.raises(RewardError, match=message):
         cases_of(sample(label))
 

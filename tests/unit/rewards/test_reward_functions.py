@@ -1,4 +1,4 @@
-"""Reward functions are loaded by their path. (Those of other projects: tests/unit/migrate.)"""
+"""Reward functions are loaded by their path. Those of other projects: tests/unit/migrate."""
 
 from __future__ import annotations
 

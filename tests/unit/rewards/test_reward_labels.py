@@ -1,4 +1,4 @@
-"""Labels that tables and JSON made floats are the numbers that a person writes."""
+"""Labels that tables and JSON turned into floats are read as a person writes them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ FORMS = {
     ids=repr,
 )
 @pytest.mark.parametrize("name", FORMS)
-def test_every_reward_reads_the_label_so(name: str, label: Any, answer: str) -> None:
+def test_every_reward_reads_the_label_as_text(name: str, label: Any, answer: str) -> None:
     reward, form = FORMS[name]
 
     def score(said: str) -> float:

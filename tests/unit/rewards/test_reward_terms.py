@@ -1,4 +1,4 @@
-"""Terms of the reward, against their definitions in the papers and in other projects."""
+"""Terms of the reward, against their definitions in papers and other projects."""
 
 from __future__ import annotations
 
@@ -126,6 +126,6 @@ def test_every_term_has_a_value() -> None:
     ],
     ids=["no longest", "longest of a format", "tags of a length", "opened", "n-gram of a format"],
 )
-def test_what_makes_no_sense(fields: dict[str, Any], message: str) -> None:
+def test_invalid_terms_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         term(**fields)

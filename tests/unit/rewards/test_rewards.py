@@ -1,5 +1,4 @@
-"""The reward that judges a row, the values that it may return, and the rewards that compare
-texts."""
+"""Choice of a row's reward, valid return values, and rewards that compare texts."""
 
 from __future__ import annotations
 
@@ -109,7 +108,7 @@ def test_boxed_leaves_only_the_last_box() -> None:
         ),
     ],
 )
-def test_a_row_that_names_no_reward_is_told_which_exist(
+def test_an_unknown_reward_is_refused_with_the_existing_names(
     metadata: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RewardError, match=message):

@@ -131,7 +131,7 @@ def test_denied_and_absent_calls(machine: str) -> None:
 
 
 @on_both
-def test_other_programs_may_be_started_where_that_is_asked_for(machine: str) -> None:
+def test_other_programs_may_be_started_if_requested(machine: str) -> None:
     """No other calls are allowed in addition: no network, no namespaces, no signals."""
     column = list(ARCHITECTURES).index(machine)
     for name, numbers in DENIED.items():
@@ -146,7 +146,7 @@ def test_other_programs_may_be_started_where_that_is_asked_for(machine: str) -> 
 
 
 @on_both
-def test_calls_that_nobody_here_has_thought_about_do_not_exist(machine: str) -> None:
+def test_calls_newer_than_the_list_do_not_exist(machine: str) -> None:
     assert verdict(machine, FIRST_UNKNOWN - 1) == ALLOW
     for number in (FIRST_UNKNOWN, 452, 463, 469, 999):  # fchmodat2, setxattrat, file_setattr
         assert verdict(machine, number) == UNKNOWN

@@ -1,5 +1,4 @@
-"""Directories as hostile programs leave them: counted without entering too deep, removed without
-following a link."""
+"""Directories left by hostile programs are counted and removed safely."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def nest(directory: Path, depth: int) -> None:
-    """Make directories within directories, too deep for any path to name the last."""
+    """Create nested directories, too deep for a path to name the last one."""
     parent = os.open(directory, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("d", dir_fd=parent)

@@ -1,4 +1,4 @@
-"""Answers as numbers: equal for equal answers, whatever they are worth."""
+"""Answers as numbers: equal answers have equal numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_equal_answers_have_equal_numbers(name: str, first: str, second: str, si
     assert with_answer((0.5, {"acc": 1.0}), name, silent) == (0.5, {"acc": 1.0})
 
 
-def test_only_rewards_that_there_are_read_answers() -> None:
+def test_readers_belong_to_existing_rewards() -> None:
     assert set(READERS) <= set(registry.names())
     assert with_answer((1.0, {}), "f1", "an answer") == (1.0, {})
 

@@ -1,4 +1,4 @@
-"""Answers of a process to a kubelet and to Prometheus."""
+"""HTTP endpoints for the kubelet and for Prometheus."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def server() -> Iterator[Server]:
     serving.close()
 
 
-def test_a_process_that_is_well_says_so(server: Server) -> None:
+def test_a_healthy_process_answers_ok(server: Server) -> None:
     assert server.get("/healthz") == (200, "ok\n")
     assert server.get("/readyz") == (200, "ok\n")
 
 
-def test_what_is_wrong_is_said_in_words(server: Server) -> None:
+def test_a_failed_check_is_explained(server: Server) -> None:
     server.ready = "the engine holds no weights yet"
     assert server.get("/readyz") == (503, "the engine holds no weights yet\n")
     assert server.get("/healthz")[0] == 200
 
 
-def test_metrics_are_served_beside(server: Server) -> None:
+def test_metrics_are_served(server: Server) -> None:
     assert "sluice_things_total 3.0" in server.get("/metrics")[1]
     assert server.get("/other")[0] == 404
 
@@ -60,7 +60,7 @@ def test_a_container_without_the_port_serves_nothing() -> None:
     endpoints.serve(pod_env.read("buffer", {}), ready=endpoints.healthy)()
 
 
-def test_a_pulse_is_missed_when_the_loop_is_stuck() -> None:
+def test_a_stuck_loop_fails_the_check() -> None:
     now = [0.0]
     pulse = endpoints.LoopWatchdog(patience=60, clock=lambda: now[0])
     now[0] = 59
@@ -71,7 +71,7 @@ def test_a_pulse_is_missed_when_the_loop_is_stuck() -> None:
     assert pulse.check() == ""
 
 
-async def test_a_turning_loop_is_felt() -> None:
+async def test_a_running_loop_passes_the_check() -> None:
     moments: Any = iter(range(1000))
     pulse = endpoints.LoopWatchdog(clock=lambda: next(moments))
     before = pulse._last

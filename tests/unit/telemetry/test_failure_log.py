@@ -1,4 +1,4 @@
-"""Failures in the log: the first of a kind in full, then every hundredth."""
+"""The failure log shows the first failure of a kind in full, then every hundredth."""
 
 from __future__ import annotations
 

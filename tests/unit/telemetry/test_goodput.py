@@ -24,7 +24,7 @@ def test_goodput_is_what_trained_and_generated() -> None:
     assert goodput.seconds["restarted"] == 5
 
 
-def test_the_last_responses_of_batches_are_generated_and_told_apart() -> None:
+def test_tails_are_a_separate_part_of_generated() -> None:
     seconds = {
         "rollout/generating": 30.0,
         "rollout/tail": 90.0,
@@ -42,7 +42,7 @@ def test_the_last_responses_of_batches_are_generated_and_told_apart() -> None:
     )
 
 
-def test_groups_that_came_to_nothing_and_steps_done_again_are_thrown_away() -> None:
+def test_wasted_groups_and_repeated_steps_are_thrown_away() -> None:
     seconds = {"trainer/training": 100.0, "rollout/generating": 100.0}
     counters = {
         "groups_trained": 60,
@@ -57,7 +57,7 @@ def test_groups_that_came_to_nothing_and_steps_done_again_are_thrown_away() -> N
     assert goodput.seconds["thrown_away"] == pytest.approx(65)
 
 
-def test_a_trainer_that_waits_on_shared_gpus_lets_engines_generate() -> None:
+def test_waiting_counts_as_generating_on_shared_gpus() -> None:
     goodput = Goodput.from_counters(
         {"trainer/waiting": 3.0, "trainer/training": 1.0}, {}, 1, colocated=True
     )
@@ -65,7 +65,7 @@ def test_a_trainer_that_waits_on_shared_gpus_lets_engines_generate() -> None:
     assert goodput.text() == "100% (0.00111 device hours: 75% generated, 25% trained)"
 
 
-def test_nothing_has_run() -> None:
+def test_goodput_is_zero_before_any_work() -> None:
     assert Goodput.from_counters({}, {}, 0, colocated=False).ratio == 0.0
 
 

@@ -1,28 +1,28 @@
-"""The books of a run."""
+"""Accounting of a run's prompt groups."""
 
 import pytest
 
 from sluice.telemetry.group_accounting import GroupCounts, Totals
 
 
-def books(reasons: dict[str, int] | None = None, /, **groups: int) -> GroupCounts:
+def group_counts(reasons: dict[str, int] | None = None, /, **groups: int) -> GroupCounts:
     return GroupCounts.from_counters(
         {f"groups_{name}": count for name, count in groups.items()}, reasons or {}
     )
 
 
-def test_books_that_balance_are_told_in_one_line() -> None:
-    accounts = books({"reward_raised": 2}, leased=12, trained=8, filtered=1, failed=2, in_work=1)
-    assert accounts.lost == 0
+def test_a_balance_is_one_line() -> None:
+    counts = group_counts({"reward_raised": 2}, leased=12, trained=8, filtered=1, failed=2, in_work=1)
+    assert counts.lost == 0
     assert (
-        accounts.text()
+        counts.text()
         == "12 groups leased = 8 trained + 1 filtered + 2 failed (2 reward raised) + 1 open"
     )
 
 
-def test_failed_groups_are_warned_of_with_their_share() -> None:
+def test_a_warning_gives_the_share_of_failed_groups() -> None:
     reasons = {"a_b": 5, "c": 2, "d": 2, "e": 1}
-    (warning,) = books(reasons, leased=100, trained=90, failed=10).warnings()
+    (warning,) = group_counts(reasons, leased=100, trained=90, failed=10).warnings()
     assert (warning.kind, warning.active) == ("failed groups", True)
     assert warning.text == (
         "10 of 100 groups (10.0%) failed and were not trained: 5 a b, 2 c, 2 d, 1 e. "
@@ -30,27 +30,28 @@ def test_failed_groups_are_warned_of_with_their_share() -> None:
     )
 
 
-def test_the_count_of_failed_groups_agrees_with_their_reasons() -> None:
-    """Groups go back once a job is given up, and those of evaluations are not leased for training:
-    both have failed all the same.
+def test_the_number_of_failed_groups_agrees_with_their_reasons() -> None:
+    """Groups go back once a job is given up, and groups of evaluations are not leased for training.
+
+    Both count as failures.
     """
-    accounts = books({"reward_raised": 33}, leased=33, failed=1, in_work=32)
-    (warning,) = accounts.warnings("row 7 of gsm8k: reward raised KeyError: 'answer'")
+    counts = group_counts({"reward_raised": 33}, leased=33, failed=1, in_work=32)
+    (warning,) = counts.warnings("row 7 of gsm8k: reward raised KeyError: 'answer'")
     assert warning.text == (
         "groups failed 33 times, and 1 of 33 groups (3.0%) were not trained because of it: "
         "the others belonged to an evaluation or were tried again: 33 reward raised. For example, "
         "row 7 of gsm8k: reward raised KeyError: 'answer'. failures.jsonl in the run directory "
         "lists them"
     )
-    assert "1 failed + 32 open" in accounts.text()
+    assert "1 failed + 32 open" in counts.text()
 
 
-def test_failures_of_evaluations_alone_are_warned_of() -> None:
-    (warning,) = books({"reward_raised": 2}, leased=8, trained=8).warnings()
+def test_failures_in_evaluations_cause_a_warning() -> None:
+    (warning,) = group_counts({"reward_raised": 2}, leased=8, trained=8).warnings()
     assert warning.text.startswith("groups failed 2 times, and 0 of 8 groups")
 
 
-def test_groups_older_than_the_bound_are_counted_in_words() -> None:
+def test_a_warning_counts_stale_groups() -> None:
     counters = {"groups_leased": 100, "groups_trained": 100, "stale_groups": 6}
     (warning,) = GroupCounts.from_counters(counters, {}).warnings()
     assert warning.text == (
@@ -76,16 +77,16 @@ def test_groups_older_than_the_bound_are_counted_in_words() -> None:
         ),
     ],
 )
-def test_books_that_do_not_balance_say_so(groups: dict[str, int], words: str) -> None:
-    (warning,) = books(**groups).warnings()
+def test_lost_and_repeated_groups_cause_a_warning(groups: dict[str, int], words: str) -> None:
+    (warning,) = group_counts(**groups).warnings()
     assert words in warning.text
 
 
-def test_sound_books_warn_of_nothing() -> None:
-    assert list(books(leased=8, trained=8).warnings()) == []
+def test_a_complete_balance_causes_no_warning() -> None:
+    assert list(group_counts(leased=8, trained=8).warnings()) == []
 
 
-def test_the_last_look_at_the_buffer_counts_whoever_had_it() -> None:
+def test_the_latest_reading_of_the_buffer_counts() -> None:
     watched = Totals({"groups_leased": 912, "groups_trained": 904}, {})
     closing = Totals({"groups_leased": 960, "groups_trained": 960}, {"too long": 1})
     assert Totals.latest(watched, closing) is Totals.latest(closing, watched) is closing

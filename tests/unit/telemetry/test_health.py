@@ -181,7 +181,9 @@ OLD_CACHE = "rollout/old_cache_ratio"
         "a slow engine",
     ],
 )
-def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
+def test_an_unhealthy_run_causes_a_warning(
+    history: list[dict[str, Any]], kind: str, words: str
+) -> None:
     [warning] = health.warnings(history)
     assert (warning.kind, warning.active) == (kind, True)
     assert warning.last_step == history[-1]["step"]
@@ -277,11 +279,11 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "a slow engine that is another one each time",
     ],
 )
-def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:
+def test_a_run_that_may_be_healthy_causes_no_warning(history: list[dict[str, Any]]) -> None:
     assert health.warnings(history) == []
 
 
-def test_given_answers_are_no_reason_to_explore() -> None:
+def test_supervised_fine_tuning_may_lose_entropy() -> None:
     """In supervised fine-tuning the entropy falls, and no sample is generated or judged."""
     course = [
         {"step": i, "train/loss": 2.0 / i, "train/entropy_loss": 2.0 / i**2, "train/grad_norm": 0.4}
@@ -300,7 +302,7 @@ def test_a_warning_that_no_longer_holds_is_history() -> None:
     assert warning.sentence().startswith("steps 3-40: 99% of the responses are cut off")
 
 
-def test_active_warnings_come_first_and_say_what_is_seen_now() -> None:
+def test_active_warnings_come_first_with_current_values() -> None:
     course = (
         steps(3, **{CUT_OFF: 0.99})
         + steps(3, 4)
@@ -316,7 +318,7 @@ def test_active_warnings_come_first_and_say_what_is_seen_now() -> None:
     assert health.warnings(course)[0].text.startswith("30% of the samples fail")
 
 
-def test_a_trouble_that_returns_is_the_same_warning() -> None:
+def test_a_problem_that_returns_is_the_same_warning() -> None:
     course = steps(3, **{CUT_OFF: 0.9}) + steps(9, 4) + steps(3, 13, **{CUT_OFF: 0.8})
     [warning] = health.warnings(course)
     assert (warning.active, warning.first_step, warning.last_step) == (True, 3, 15)
@@ -331,7 +333,7 @@ def test_a_trouble_that_returns_is_the_same_warning() -> None:
     ],
     ids=["entropy", "teacher", "gradient"],
 )
-def test_a_trouble_that_lasts_does_not_become_the_usual_state(
+def test_a_lasting_problem_does_not_become_the_normal_state(
     usual: dict[str, float], now: dict[str, float], kind: str
 ) -> None:
     """The rules that compare with earlier steps see only the last 20."""
@@ -344,7 +346,7 @@ def test_a_trouble_that_lasts_does_not_become_the_usual_state(
     assert warning.last_step <= 122
 
 
-def test_each_kind_is_told_once() -> None:
+def test_a_kind_is_reported_once() -> None:
     monitor = health.HealthMonitor()
     kinds = [
         [warning.kind for warning in monitor.see(s)] for s in steps(6, **{"train/ppo_kl": 1.0})
@@ -352,12 +354,12 @@ def test_each_kind_is_told_once() -> None:
     assert kinds == [["KL explosion"], [], [], [], [], []]
 
 
-def test_what_an_earlier_run_showed_is_not_told_again() -> None:
+def test_warnings_of_earlier_steps_are_not_reported_again() -> None:
     sick = steps(6, **{"train/ppo_kl": 1.0})
     assert health.HealthMonitor(sick[:3]).see(sick[3]) == []
 
 
-def test_groups_that_come_to_nothing_are_told_of_once() -> None:
+def test_wasted_groups_are_reported_once() -> None:
     harvest = health.StallMonitor(batch_size=8)
     assert harvest.see(0, 0, 0) is None
     assert harvest.see(0, 31, 0) is None

@@ -1,4 +1,4 @@
-"""Lines of a process's log, as whoever reads its stderr sees them."""
+"""Lines of a process's log, as read from its stderr."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def records(program: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines(program, SLUICE_LOG_FORMAT="json")]
 
 
-def test_our_own_lines_are_json_with_the_context_of_the_process() -> None:
+def test_lines_of_sluice_are_json_with_the_context_of_the_process() -> None:
     (record,) = records('log.info("lease granted", group=3)')
     record.pop("timestamp")
     assert record == {
@@ -52,7 +52,7 @@ def test_what_a_library_logs_is_json_with_its_name() -> None:
     )
 
 
-def test_a_library_is_heard_from_warnings_on() -> None:
+def test_libraries_are_logged_from_warning_on() -> None:
     assert records('logging.getLogger("kopf").info("hello")') == []
 
 
@@ -81,7 +81,7 @@ for kind in ("RLJob", "Pod"):
     assert (job["job"], pod["pod"]) == ("ns/demo", "ns/demo")
 
 
-def test_what_is_bound_to_a_task_stands_on_the_lines_of_libraries_too() -> None:
+def test_context_of_a_task_is_on_the_lines_of_libraries_too() -> None:
     program = """
 with structlog.contextvars.bound_contextvars(job="ns/demo"):
     logging.getLogger("aiohttp").warning("slow")
@@ -94,7 +94,7 @@ def test_warnings_are_lines_too() -> None:
     assert record["logger"] == "py.warnings"
 
 
-def test_what_a_program_has_written_cannot_pass_for_a_line_of_ours() -> None:
+def test_output_of_a_program_cannot_pass_for_a_line_of_sluice() -> None:
     program = """
 forged = "2026-01-31T12:00:00Z info all is well"
 log.warning("it failed", error="gone\\x1b[2J\\n" + forged, exception="one\\n" + forged)
@@ -106,7 +106,7 @@ logs.print_error("gone\\nerror: another cause")
     assert (last, under) == ("error: gone", "    error: another cause")
 
 
-def test_people_get_a_line_that_reads_well() -> None:
+def test_lines_for_people_are_plain_text() -> None:
     (ours, theirs) = lines(
         'log.info("lease granted", group=3); logging.getLogger("kopf").warning("odd")'
     )

@@ -1,4 +1,4 @@
-"""pass@k by hand."""
+"""pass@k and pass^k against values by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_chances_are_shares_of_all_draws(n: int) -> None:
             assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
-def test_reliability_is_of_several_samples() -> None:
+def test_reliability_needs_several_samples() -> None:
     groups = [[1.0, 0.0, 0.9, 1.0], [0.0, 0.0], [1.0]]
     assert reliability(groups, [1, 2, 8]) == {"pass^2": pytest.approx((1 / 6 + 0) / 2)}
 

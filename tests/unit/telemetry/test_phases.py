@@ -3,7 +3,7 @@ from prometheus_client import CollectorRegistry
 from sluice.telemetry.phases import Phases
 
 
-def test_the_phase_under_way_counts_too() -> None:
+def test_the_current_phase_counts_too() -> None:
     now = [0.0]
     registry = CollectorRegistry()
     phases = Phases("x_seconds", "x", first="starting", registry=registry, clock=lambda: now[0])

@@ -39,7 +39,7 @@ STATES = {
 }
 
 
-def test_a_steps_work_is_what_was_done_not_what_was_waited() -> None:
+def test_waiting_is_not_part_of_a_steps_work() -> None:
     work = work_of(STATES, 10, Split(6, 2, 1))
     assert work == Work(generation=24.0, training=18.0, rest=0.5)
     assert work.seconds(Split(6, 2, 1)) == 9.5
@@ -57,12 +57,12 @@ def test_a_steps_work_is_what_was_done_not_what_was_waited() -> None:
         pytest.param(Split(4, 1, 8), 2.0, id="four of them, and the tail's own work"),
     ],
 )
-def test_the_tail_lies_beside_later_batches(split: Split, seconds: float) -> None:
+def test_the_tail_overlaps_with_later_batches(split: Split, seconds: float) -> None:
     work = Work(generation=2.0, training=1.0, rest=0.0, tail=5.0)
     assert work.seconds(split) == pytest.approx(seconds)
 
 
-def test_batches_under_way_are_what_bounds_a_step_with_a_trainer_as_slow_as_its_engines() -> None:
+def test_batches_in_flight_bound_a_step_if_trainer_and_engines_are_equally_slow() -> None:
     work = Work(generation=2.0, training=5.0, rest=0.0, tail=5.0)
     assert [work.seconds(Split(1, 1, staleness)) for staleness in (0, 1, 2, 8)] == [12, 6, 5, 5]
 
@@ -72,12 +72,12 @@ def test_without_a_tail_no_staleness_is_too_small() -> None:
     assert work.seconds(Split(1, 1, 1)) == work.seconds(Split(1, 1, 9)) == 3.0
 
 
-def test_the_tail_is_an_engines_own_time() -> None:
+def test_the_tail_is_the_time_of_one_engine() -> None:
     work = work_of(STATES | {"rollout/tail": 120.0}, 10, Split(6, 2))
     assert work == Work(generation=24.0, training=18.0, rest=0.5, tail=2.0)
 
 
-def test_a_jobs_status_has_all_that_advice_needs() -> None:
+def test_advice_follows_from_a_jobs_status() -> None:
     whole = {name: int(seconds) for name, seconds in STATES.items()}
     status = RLJobStatus(step=10, goodput=GoodputStatus(ratio="0.5", states=whole))
     advice = advice_for(spec(rollout=ASYNC), status)
@@ -94,11 +94,11 @@ def test_a_jobs_status_has_all_that_advice_needs() -> None:
         pytest.param(10, {}, id="nothing counted"),
     ],
 )
-def test_too_little_is_no_advice(steps: int, states: dict[str, float]) -> None:
+def test_too_few_steps_give_no_advice(steps: int, states: dict[str, float]) -> None:
     assert advise(states, steps, spec(rollout=ASYNC)) is None
 
 
-def test_idle_engines_are_to_become_trainers() -> None:
+def test_idle_engines_should_become_trainers() -> None:
     advice = advise(STATES, 10, spec(rollout=ASYNC))
     assert advice is not None
     assert advice.best == Split(4, 4, 1), "24 / 4 = 6 s; 18 / 4 + 0.5 = 5 s"
@@ -128,7 +128,7 @@ TAIL = {
 ON_TWO = {"trainer": {"gpusPerNode": 1}, "rollout": {"replicas": 1}}
 
 
-def test_a_long_tail_is_what_asynchronous_mode_fills() -> None:
+def test_asynchronous_mode_fills_a_long_tail() -> None:
     advice = advise(TAIL, 10, spec(**ON_TWO))
     assert advice is not None
     assert advice.best == Split(1, 1, 2), (
@@ -140,7 +140,7 @@ def test_a_long_tail_is_what_asynchronous_mode_fills() -> None:
     )
 
 
-def test_a_short_tail_is_not_spoken_of() -> None:
+def test_a_short_tail_is_not_mentioned() -> None:
     advice = advise(STATES | {"rollout/tail": 60.0}, 10, spec())
     assert advice is not None
     assert "responses" not in advice.text()
@@ -153,7 +153,7 @@ def test_an_asynchronous_job_keeps_its_staleness() -> None:
     assert advice.best == Split(1, 1, 1)
 
 
-def test_older_samples_are_not_taken_for_little() -> None:
+def test_a_small_gain_is_not_worth_older_samples() -> None:
     """Generation is very short: overlapped it would save 1 %."""
     states = STATES | {"rollout/generating": 2.0}
     advice = advise(states, 10, spec(rollout={"replicas": 1}))
@@ -165,7 +165,7 @@ def test_older_samples_are_not_taken_for_little() -> None:
     )
 
 
-def test_an_engine_that_is_always_busy_could_do_with_another() -> None:
+def test_engines_that_are_always_busy_need_another_engine() -> None:
     """A run of two GPUs: the trainer has waited for three quarters of its time."""
     states = {
         "rollout/generating": 274.2,
@@ -193,7 +193,7 @@ def test_an_engine_that_is_always_busy_could_do_with_another() -> None:
         pytest.param(Work(8, 3.5, 0), (1, 1), None, id="little"),
     ],
 )
-def test_what_is_spoken_of_is_worth_it(
+def test_only_worthwhile_changes_are_suggested(
     work: Work, units: tuple[int, int], expected: Split | None
 ) -> None:
     more = one_more(work, Split(2, 1, 1), engine_unit=units[0], trainer_unit=units[1])
@@ -216,5 +216,5 @@ def test_splits_are_of_whole_engines_and_whole_models() -> None:
         pytest.param({"rollout": {"replicas": 0}}, id="no engines"),
     ],
 )
-def test_what_has_no_split_gets_no_advice(job: dict[str, Any]) -> None:
+def test_jobs_without_a_split_get_no_advice(job: dict[str, Any]) -> None:
     assert advise(STATES, 10, spec(**job)) is None

@@ -38,7 +38,7 @@ def test_a_report_has_the_warnings_of_its_run(tmp_path: Path, ppo_kl: float, war
     assert ("<h2>Warnings</h2>" in text) == bool(warned)
 
 
-def test_past_warnings_are_history_and_active_ones_are_the_heading(tmp_path: Path) -> None:
+def test_past_warnings_are_folded_and_active_ones_are_shown(tmp_path: Path) -> None:
     for step in range(1, 10):
         cut_off = 0.99 if step < 5 else 0.0
         record = {"step": step, "rollout/truncated_ratio": cut_off}
@@ -213,7 +213,7 @@ def test_a_page_says_what_the_run_was_and_how_its_answers_change(tmp_path: Path)
         assert expected in text
 
 
-def test_each_state_has_a_colour_of_its_own() -> None:
+def test_every_state_has_a_different_colour() -> None:
     assert len(set(STATES.values())) == len(STATES)
     assert set(CATEGORIES) == {*goodput.CATEGORIES, goodput.IN_TAILS}
 
@@ -231,6 +231,6 @@ def test_a_later_attempt_of_the_trainer_is_a_restart() -> None:
         ({"train/loss": 0.5}, "loss"),
     ],
 )
-def test_the_headline_is_the_most_telling_number(record: dict[str, float], name: str) -> None:
+def test_the_headline_is_the_most_informative_metric(record: dict[str, float], name: str) -> None:
     assert headline([record]) == (name, [0.5])
     assert headline([]) == ("reward", [])

@@ -1,4 +1,4 @@
-"""Dumped rollouts come back as they were, to the bit."""
+"""Dumped rollouts are read back bit by bit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def groups() -> list[SampleGroup]:
     return [SampleGroup(prompt, [whole, failed]), SampleGroup(Prompt(9, "plain"), [])]
 
 
-def test_what_is_dumped_comes_back(tmp_path: Path) -> None:
+def test_a_dumped_step_is_read_back(tmp_path: Path) -> None:
     path = rollouts.write(tmp_path / "rollouts", 12, groups())
     assert path == tmp_path / "rollouts/step_0000012.parquet"
     [group] = rollouts.read(path)
@@ -74,7 +74,7 @@ def test_what_is_dumped_comes_back(tmp_path: Path) -> None:
             assert getattr(a, name) == getattr(b, name)
 
 
-def test_a_dump_of_before_there_were_branches_is_read(tmp_path: Path) -> None:
+def test_dumps_without_branches_are_read(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     path = rollouts.write(tmp_path, 1, groups())
@@ -97,7 +97,7 @@ def test_another_file_is_refused_by_its_name(tmp_path: Path) -> None:
         rollouts.read(tmp_path / "step_0000001.parquet")
 
 
-def test_dumps_from_before_there_were_teachers_are_read(tmp_path: Path) -> None:
+def test_dumps_without_teachers_are_read(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     path = rollouts.write(tmp_path, 3, groups())

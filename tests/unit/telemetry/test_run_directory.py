@@ -1,4 +1,4 @@
-"""A run's directory is readable whatever killed its writer."""
+"""A run directory is readable whatever killed its writer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_line_that_a_kill_cut_off_is_skipped_and_not_continued(tmp_path: Path)
     assert list(run_directory.by_step(path)) == [1, 3]
 
 
-def test_no_file_is_no_records(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     assert list(run_directory.records(tmp_path / "none.jsonl")) == []
 
 

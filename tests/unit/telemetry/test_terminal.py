@@ -1,4 +1,4 @@
-"""Text of other people, escaped so that a terminal shows it and does not act on it."""
+"""Untrusted text is escaped, so that a terminal shows it and does not act on it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_text_moves_a_terminals_cursor(text: str) -> None:
     shown.encode()
 
 
-def test_lines_of_others_do_not_look_like_ours() -> None:
+def test_untrusted_lines_do_not_look_like_lines_of_sluice() -> None:
     assert block("one\n2026-01-31T12:00:00Z info done\x1b[2J") == (
         "    one\n    2026-01-31T12:00:00Z info done\\x1b[2J"
     )

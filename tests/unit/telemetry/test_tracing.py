@@ -1,4 +1,4 @@
-"""Traces: a group's is one, whoever tells of it; calls carry their caller's span."""
+"""Traces: a group has one trace across processes, and calls carry their caller's span."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
-def test_spans_of_a_group_are_one_trace_whichever_process_tells_of_them(
+def test_spans_of_a_group_form_one_trace_across_processes(
     exporter: InMemorySpanExporter,
 ) -> None:
     with tracing.span("work", group="t7", worker="rollout-0"), tracing.span("generate"):
@@ -65,7 +65,7 @@ def test_a_call_carries_the_span_of_its_caller(exporter: InMemorySpanExporter) -
     assert tracing.caller_context([("authorization", "Bearer x")]) is None
 
 
-def test_a_traced_call_of_its_own_is_linked_to_what_is_around_it(
+def test_a_root_call_is_linked_to_the_surrounding_span(
     exporter: InMemorySpanExporter,
 ) -> None:
     @tracing.traced("weight update", root=True)

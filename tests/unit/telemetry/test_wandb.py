@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: what a run leaves for its library to upload."""
+"""Weights & Biases, offline: the files that a run leaves for the library to upload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.telemetry import wandb
     [{}, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, {"WANDB_MODE": "online"}],
     ids=str,
 )
-def test_nobody_is_told_who_did_not_ask(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_wandb_is_off_unless_configured(tmp_path: Path, variables: dict[str, str]) -> None:
     assert wandb.start(tmp_path, "job", {}, variables) is None
 
 
@@ -38,8 +38,10 @@ def test_an_offline_run_has_the_metrics_under_their_steps(
 
 
 def _logged(path: Path) -> list[tuple[int, float]]:
-    """(step, reward) of what was logged. The file is LevelDB's log of protobuf records, behind a
-    header of 7 bytes."""
+    """Return (step, reward) of what was logged.
+
+    The file is LevelDB's log of protobuf records, after a header of 7 bytes.
+    """
     from wandb.proto import wandb_internal_pb2
 
     data, at, rows = path.read_bytes(), 7, []
