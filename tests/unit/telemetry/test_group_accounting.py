@@ -12,7 +12,9 @@ def group_counts(reasons: dict[str, int] | None = None, /, **groups: int) -> Gro
 
 
 def test_a_balance_is_one_line() -> None:
-    counts = group_counts({"reward_raised": 2}, leased=12, trained=8, filtered=1, failed=2, in_work=1)
+    counts = group_counts(
+        {"reward_raised": 2}, leased=12, trained=8, filtered=1, failed=2, in_work=1
+    )
     assert counts.lost == 0
     assert (
         counts.text()
