@@ -109,8 +109,8 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, help="GB/s of one transfer, in place of both")
     parser.add_argument("--piece-us", type=float, default=PIECE_SECONDS * 1e6)
     options = parser.parse_args()
-    given = options.bandwidth
-    links = {f"{given:g} GB/s": given * 1e9} if given else LINKS
+    gigabytes = options.bandwidth
+    links = {f"{gigabytes:g} GB/s": gigabytes * 1e9} if gigabytes else LINKS
     for model, size in MODELS.items():
         for link, bandwidth in links.items():
             table(f"{model}, {link}", bandwidth, size, options.piece_us / 1e6)
