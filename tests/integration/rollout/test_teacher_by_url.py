@@ -344,7 +344,7 @@ async def test_other_tokens_end_the_job_with_the_reason(
         "error: spec.algorithm.distillation.teacher.url: the teacher's tokens are not the student's"
         in last
     )
-    assert "which is '<pad>' here and 'w0000' there" in last
+    assert "which is '<pad>' for the student and 'w0000' for the teacher" in last
 
 
 async def test_what_is_no_sglang_is_told(tokenizer: Any) -> None:

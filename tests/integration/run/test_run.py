@@ -88,7 +88,7 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     longer = laptop("trainer.steps=13", *seeded, "evaluation.everySteps=13")
     assert longer.run() == 0, longer.text()[-3000:]
     assert "changed from the last checkpoint on: spec.trainer.steps: 12 -> 13" in longer.text()
-    assert longer.text().count("nothing is trained now") == 1, "said by the run before"
+    assert longer.text().count("nothing is left to train") == 1, "the run before printed it"
     check_sound(longer, 13, GROUPS)
 
 

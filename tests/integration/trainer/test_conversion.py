@@ -93,7 +93,7 @@ def test_a_directory_without_a_checkpoint_is_refused(
     with pytest.raises(ConversionError, match="neither is nor holds a torch_dist checkpoint"):
         dist_to_hf(tmp_path, models["qwen3"], tmp_path / "hf")
     hf_to_dist(models["qwen3"], tmp_path / "dist")
-    with pytest.raises(ConversionError, match="is there already"):
+    with pytest.raises(ConversionError, match="exists already"):
         hf_to_dist(models["qwen3"], tmp_path / "dist")
     with pytest.raises(
         ConversionError,
