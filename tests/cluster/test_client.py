@@ -89,7 +89,7 @@ async def test_a_job_is_listed_scaled_suspended_and_deleted(
     await asyncio.to_thread(job.resume)
     with pytest.raises(TimeoutError):
         await asyncio.to_thread(job.wait, 1.0, progress=False)
-    with pytest.raises(ClientError, match="lies in demo-checkpoint-"):
+    with pytest.raises(ClientError, match="is in the run directory on demo-checkpoint-"):
         await asyncio.to_thread(job.samples)
     await asyncio.to_thread(job.delete)
     with pytest.raises(ClientError, match="there is no RLJob demo"):
