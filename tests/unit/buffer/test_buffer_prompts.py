@@ -309,7 +309,7 @@ def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "rows.jsonl", [{"prompt": "x"}])
     with pytest.raises(
         ConfigurationError,
-        match=r"spec.data.prompts: 2 sources are called 'rows'; give each a `name`",
+        match=r"spec.data.prompts: 2 sources are called 'rows'; give each a different `name`",
     ):
         prompts(tmp_path, {"path": path}, {"path": path})
 

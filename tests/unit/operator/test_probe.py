@@ -108,7 +108,7 @@ async def test_pods_of_another_release_are_no_progress_but_told(
     services: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        protocol, "carried", lambda: (("sluice-protocol", "1"), ("sluice-release", "0.0.9"))
+        protocol, "call_metadata", lambda: (("sluice-protocol", "1"), ("sluice-release", "0.0.9"))
     )
     with capture_logs() as logs:
         assert await ask(services[0]) is None
