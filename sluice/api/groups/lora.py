@@ -52,8 +52,3 @@ class Lora(Model):
         description="Directory of a PEFT adapter to continue from. Its rank, alpha and target "
         "modules must be those of this section.",
     )
-
-    @property
-    def scaling(self) -> float:
-        """The factor of B A."""
-        return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)

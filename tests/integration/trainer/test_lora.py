@@ -15,6 +15,7 @@ import torch
 
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.lora.files import AdapterError
+from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import estimate_steps, plain, tiny
 from tests.integration.trainer.test_conversion import sluice
@@ -245,3 +246,32 @@ def test_an_adapter_of_another_model_is_not_merged(
     assert done.returncode == 2
     assert "another model's adapter" in done.stderr
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"use_dora": True}, "has use_dora, which sluice does not support", id="dora"),
+        pytest.param({"rank_pattern": {"q_proj": 8}}, "has rank_pattern", id="ranks"),
+        pytest.param({"r": 0}, "has r 0 and lora_alpha 8, expected numbers above 0", id="rank 0"),
+        pytest.param({"peft_type": "LOHA"}, "is an adapter of type LOHA", id="another kind"),
+    ],
+)
+def test_an_adapter_that_would_be_merged_wrong_is_refused(
+    qwen3: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    make(qwen3, trainer=TRAINER).export_adapter(tmp_path / "adapter")
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(AdapterError, match=message):
+        merge_adapter(tmp_path / "adapter", qwen3, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    qwen3: Path, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """The layers have the same names, but the other model has more of them."""
+    tiny.save(make(models["qwen3-tied"], trainer=TRAINER), tmp_path, 1)
+    with pytest.raises(CheckpointError, match="it is of another model"):
+        make(qwen3, trainer=TRAINER).load_latest(tmp_path)

@@ -41,12 +41,14 @@ def hf_tensors(
         If given, separate experts come as one tensor, under this name.
 
     """
+    factor = lora.adapter_scaling(model)
     for layer in _layers(named_tensors(model)):
         whole = {
             name: _gathered(tensor, dtype, adapter=lora.adapter_part(name) is not None)
             for name, tensor in layer.items()
         }
-        whole = lora.merge(model, whole)
+        if factor is not None:
+            whole = lora.merge(whole, factor)
         tensors = revert_weight_conversion(model, whole)
         yield from _stacked(tensors, stack_name) if stack_name else tensors.items()
 

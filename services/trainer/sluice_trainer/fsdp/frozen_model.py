@@ -73,7 +73,7 @@ class BaseModel(ShardedFrozenModel):
         self._spec, self._size, self._ranks = spec, size, ranks
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
-        with without_adapter(self.net):
+        with without_adapter(self.net.model):
             return super().log_probs(shard)
 
 

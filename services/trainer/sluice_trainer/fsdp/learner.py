@@ -64,7 +64,7 @@ class ShardedLearner(Learner):
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         objectives = []
-        with dropping(self.net):
+        with dropping(self.net.model):
             for batch in batches:
                 assert batch.loss is not None
                 objective = loss(forward(self.net, batch), batch.loss)

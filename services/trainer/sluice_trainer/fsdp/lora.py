@@ -7,19 +7,29 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from sluice.api.groups.lora import ALL_LINEAR, Lora
 from sluice_trainer.fsdp.families import decoder_layers
-from sluice_trainer.lora.files import AdapterError, check_config, peft_config, read_adapter
+from sluice_trainer.lora.files import (
+    added,
+    check_config,
+    check_tensors,
+    peft_config,
+    read_adapter,
+    scaling,
+)
 from sluice_trainer.lora.initial import initial_a
 from sluice_trainer.model.huggingface_files import VALUE_HEAD
 from sluice_trainer.model.unsupported import UnsupportedModelError
+
+# peft is imported by the functions that need it: most jobs train no adapter.
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
 
 ADAPTER = "default"  # PEFT's name of the only adapter of a model
 _BASE = re.compile(r"\.base_layer(?=\.)")
@@ -35,6 +45,8 @@ def inject(model: Any, settings: Lora) -> None:
         A target is no linear layer of the decoder.
 
     """
+    from peft import inject_adapter_in_model
+
     config = peft_config(settings, target_modules(settings, model))
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)
 
@@ -59,17 +71,8 @@ def initialise(model: Any, settings: Lora, seed: int) -> None:
     directory = Path(settings.from_)
     check_config(directory, adapter_config(model, directory), "lora.from")
     tensors = read_adapter(directory)
-    if different := sorted(parameters.keys() ^ tensors.keys()):
-        has = "has no tensor" if different[0] in parameters else "has a tensor"
-        raise AdapterError(
-            f"{directory} {has} {different[0]}: it is of another model, or adapts other layers"
-        )
+    check_tensors(directory, tensors, parameters)
     for name, parameter in parameters.items():
-        if tensors[name].shape != parameter.shape:
-            raise AdapterError(
-                f"{directory}: {name} has shape {tuple(tensors[name].shape)}, but the model asks "
-                f"for {tuple(parameter.shape)}"
-            )
         parameter.copy_(tensors[name])
 
 
@@ -110,7 +113,7 @@ def _linear_layers(model: Any) -> set[str]:
 
 
 def trained_parameters(model: Any) -> dict[str, nn.Parameter]:
-    """Return what is trained, by PEFT's names; the head of a critic is `score.weight`."""
+    """Return the trained parameters by PEFT's names; the head of a critic is `score.weight`."""
     head = model.get_output_embeddings()
     return {
         VALUE_HEAD if parameter is head.weight else name.replace(f".{ADAPTER}.", "."): parameter
@@ -119,18 +122,32 @@ def trained_parameters(model: Any) -> dict[str, nn.Parameter]:
     }
 
 
-def adapter_layers(model: nn.Module) -> Iterator[LoraLayer]:
-    return (module for module in model.modules() if isinstance(module, LoraLayer))
+def adapter_layers(model: Any) -> list[LoraLayer]:
+    """Return the layers of a transformers model that have an adapter."""
+    if adapter_scaling(model) is None:
+        return []
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def adapter_scaling(model: Any) -> float | None:
+    """Return the factor of B A; None if the model has no adapter."""
+    configs: dict[str, LoraConfig] = getattr(model, "peft_config", {})
+    if ADAPTER not in configs:
+        return None
+    config = configs[ADAPTER]
+    return scaling(config.r, config.lora_alpha, rank_stabilized=config.use_rslora)
 
 
 @contextmanager
-def without_adapter(model: nn.Module) -> Iterator[None]:
+def without_adapter(model: Any) -> Iterator[None]:
     """Compute as the base model does.
 
     PEFT's own switch also turns off the adapters' gradients. FSDP keeps the parameters that it
     gathers first, and would never compute a gradient if that was while they were off.
     """
-    layers = list(adapter_layers(model))
+    layers = adapter_layers(model)
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -141,7 +158,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def dropping(model: nn.Module) -> Iterator[None]:
+def dropping(model: Any) -> Iterator[None]:
     """Apply the adapters' dropout, which only the pass of an optimizer step has."""
     layers = [layer.lora_dropout for layer in adapter_layers(model)]
     for layer in layers:
@@ -165,24 +182,19 @@ def adapter_part(name: str) -> tuple[str, str] | None:
 
 
 @torch.no_grad()
-def merge(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return whole tensors of `model` as the base model has them, with adapters added in.
+def merge(tensors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
+    """Return whole tensors as the base model has them, with adapters added in.
 
-    W + scaling B A is summed in float32 and rounded to the precision of W.
+    W + factor B A is summed in float32 and rounded to the precision of W.
     """
-    scales = {
-        name: m.scaling[ADAPTER] for name, m in model.named_modules() if isinstance(m, LoraLayer)
-    }
     sides: dict[str, dict[str, Tensor]] = {}
+    weights = {}
     for name, tensor in tensors.items():
         if part := adapter_part(name):
             sides.setdefault(part[0], {})[part[1]] = tensor
-    result = {}
-    for name, tensor in tensors.items():
-        if adapter_part(name):
-            continue
-        module = name.removesuffix(".base_layer.weight")
-        if side := sides.get(module):
-            tensor = (tensor.float() + scales[module] * side["B"] @ side["A"]).to(tensor.dtype)
-        result[base_name(name)] = tensor
-    return result
+        else:
+            weights[base_name(name)] = tensor
+    for module, side in sides.items():
+        weight = weights[f"{module}.weight"]
+        weights[f"{module}.weight"] = added(weight, side["A"], side["B"], factor)
+    return weights

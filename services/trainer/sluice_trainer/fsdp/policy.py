@@ -148,7 +148,8 @@ class ShardedPolicy(LearningPolicy):
 
     def _load_adapter(self, directory: Path, learner: ShardedLearner) -> dict[str, Any]:
         assert self._adapter
-        state, user_state = read_part(directory, self._adapter)
+        parameters = trained_parameters(learner.net.model)
+        state, user_state = read_part(directory, self._adapter, parameters)
         checkpoint.set_adapter_state(learner, state)
         return user_state
 

@@ -1,6 +1,6 @@
 """An adapter's part of a checkpoint, which every backend writes and reads in any layout.
 
-It is a PEFT adapter with the moments of Adam beside it. All tensors are whole: an adapter has
+It is a PEFT adapter, the moments of Adam, and a state. All tensors are whole: an adapter has
 megabytes, and rank 0 writes it alone.
 """
 
@@ -23,6 +23,7 @@ from sluice_trainer.lora.files import (
     CONFIG,
     AdapterError,
     check_config,
+    check_tensors,
     read_adapter,
     write_adapter,
 )
@@ -109,8 +110,12 @@ def is_adapter(directory: Path) -> bool:
     return (directory / CONFIG).is_file()
 
 
-def read_part(directory: Path, config: LoraConfig) -> tuple[AdapterState, dict[str, Any]]:
-    """Read a part: what is trained, and the state that is equal on all ranks.
+def read_part(
+    directory: Path, config: LoraConfig, parameters: Mapping[str, Tensor]
+) -> tuple[AdapterState, dict[str, Any]]:
+    """Read a part: the trained tensors, and the state that is equal on all ranks.
+
+    parameters: the trained parameters of the job, whose names and shapes the part must have.
 
     Raises
     ------
@@ -129,7 +134,8 @@ def read_part(directory: Path, config: LoraConfig) -> tuple[AdapterState, dict[s
         tensors = read_adapter(directory)
         stored = load_file(directory / OPTIMIZER)
         content = json.loads((directory / STATE).read_text())
-    except (AdapterError, OSError, ValueError, SafetensorError) as error:
+        check_tensors(directory, tensors, parameters)
+        moments = {key: {name: stored[f"{key}.{name}"] for name in tensors} for key in MOMENTS}
+    except (AdapterError, OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(failed + str(error)) from error
-    moments = {key: {name: stored[f"{key}.{name}"] for name in tensors} for key in MOMENTS}
     return AdapterState(tensors, moments, content["adam_step"]), content["user"]

@@ -7,9 +7,10 @@ transformers model, whichever backend has trained it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,18 +99,67 @@ def read_adapter(directory: Path) -> dict[str, Tensor]:
     return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
+def scaling(rank: int, alpha: float, *, rank_stabilized: bool) -> float:
+    """Return the factor of B A: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
+    return alpha / (math.sqrt(rank) if rank_stabilized else rank)
+
+
+def added(weight: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
+    """Return W + factor B A, summed in float32 and rounded to the precision of W.
+
+    weight: [out, in]; a: [rank, in]; b: [out, rank].
+    """
+    return (weight.float() + factor * b.float() @ a.float()).to(weight.dtype)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return the content of `adapter_config.json`.
+
+    Raises
+    ------
+    AdapterError
+        The file cannot be read, or describes more than one pair of A and B for each layer.
+
+    """
+    path = directory / CONFIG
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text())
+        rank, alpha = stored["r"], stored["lora_alpha"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AdapterError(f"{path} cannot be read as PEFT's: {error!r}") from error
+    if stored.get("peft_type", "LORA") != "LORA":
+        raise AdapterError(f"{path} is an adapter of type {stored['peft_type']}, expected LORA")
+    if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float)):
+        raise AdapterError(f"{path} has r {rank} and lora_alpha {alpha}, expected numbers above 0")
+    for key in ("rank_pattern", "alpha_pattern", "use_dora", "modules_to_save"):
+        if stored.get(key):
+            raise AdapterError(f"{path} has {key}, which sluice does not support")
+    return stored
+
+
+def check_tensors(
+    directory: Path, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> None:
+    """Raise AdapterError unless an adapter has the names and shapes of the trained parameters."""
+    if different := sorted(parameters.keys() ^ tensors.keys()):
+        has = "has no tensor" if different[0] in parameters else "has a tensor"
+        raise AdapterError(
+            f"{directory} {has} {different[0]}: it is of another model, or adapts other layers"
+        )
+    for name, parameter in parameters.items():
+        if tensors[name].shape != parameter.shape:
+            raise AdapterError(
+                f"{directory}: {name} has shape {tuple(tensors[name].shape)}, but the model asks "
+                f"for {tuple(parameter.shape)}"
+            )
+
+
 def check_config(directory: Path, expected: LoraConfig, field: str) -> None:
     """Raise AdapterError unless the adapter in `directory` has the shape that the job trains.
 
     field: the field of the manifest that asks for it.
     """
-    path = directory / CONFIG
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise AdapterError(f"{path} cannot be read: {error}") from error
-    if stored.get("peft_type", "LORA") != "LORA":
-        raise AdapterError(f"{path} is an adapter of type {stored['peft_type']}, expected LORA")
+    stored = read_config(directory)
     names = {
         "r": "rank",
         "lora_alpha": "alpha",
@@ -120,12 +170,9 @@ def check_config(directory: Path, expected: LoraConfig, field: str) -> None:
         has, wants = _plain(stored.get(key)), _plain(getattr(expected, key))
         if has != wants:
             raise AdapterError(
-                f"{path} has {key} {has}, but the job trains {wants}: set trainer.lora.{name} to "
-                f"that of the adapter, or another {field}"
+                f"{directory / CONFIG} has {key} {has}, but the job trains {wants}: set "
+                f"trainer.lora.{name} to that of the adapter, or another {field}"
             )
-    for key in ("rank_pattern", "alpha_pattern", "use_dora", "modules_to_save"):
-        if stored.get(key):
-            raise AdapterError(f"{path} has {key}, which sluice does not train")
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 def initial_a(module: str, rank: int, inputs: int, seed: int) -> Tensor:
     """Draw the matrix A of an adapter as PEFT does: Kaiming-uniform with a = sqrt(5).
 
-    Each module has a generator of its own, so that a rank that holds part of the model draws the
+    Each module has a separate generator, so that a rank that holds part of the model draws the
     same numbers as one that holds all of it.
 
     Parameters

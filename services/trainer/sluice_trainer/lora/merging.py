@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
 
-from sluice_trainer.lora.files import CONFIG, WEIGHTS, read_adapter
+from sluice_trainer.lora.files import (
+    CONFIG,
+    WEIGHTS,
+    added,
+    read_adapter,
+    read_config,
+    scaling,
+)
 from sluice_trainer.model.huggingface_files import (
     ConversionError,
     save_hf,
@@ -52,30 +57,26 @@ def extract_adapter(checkpoint: Path, target: Path) -> None:
 
 def _merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
     tensors = read_adapter(adapter)
-    scaling = _scaling(adapter / CONFIG)
+    config = read_config(adapter)
+    factor = scaling(
+        config["r"], config["lora_alpha"], rank_stabilized=bool(config.get("use_rslora"))
+    )
     remaining = {name.removesuffix(_A) for name in tensors if name.endswith(_A)}
+    if single := sorted(layer for layer in remaining if layer + _B not in tensors):
+        raise ConversionError(f"{adapter} has no tensor {single[0] + _B}: it is incomplete")
     for name, weight in stored_tensors(base):
         layer = name.removesuffix(".weight")
         if layer in remaining:
             remaining.discard(layer)
-            a, b = tensors[layer + _A].float(), tensors[layer + _B].float()
+            a, b = tensors[layer + _A], tensors[layer + _B]
             if (b.shape[0], a.shape[1]) != tuple(weight.shape):
                 raise ConversionError(
                     f"{adapter} adapts {layer} as {b.shape[0]} x {a.shape[1]}, but in {base} it is "
                     f"{' x '.join(map(str, weight.shape))}: it is another model's adapter"
                 )
-            weight = (weight.float() + scaling * b @ a).to(weight.dtype)
+            weight = added(weight, a, b, factor)
         yield name, weight
     if remaining:
         raise ConversionError(
             f"{adapter} adapts {min(remaining)}, which {base} lacks: it is another model's adapter"
         )
-
-
-def _scaling(path: Path) -> float:
-    try:
-        config = json.loads(path.read_text())
-        rank, alpha = config["r"], config["lora_alpha"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConversionError(f"{path} cannot be read as PEFT's: {error!r}") from error
-    return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
