@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.lora.files import AdapterError
 from sluice_trainer.lora.merging import merge_adapter
@@ -214,8 +216,11 @@ def test_a_checkpoint_of_all_weights_is_refused(qwen3: Path, tmp_path: Path) -> 
 def test_a_checkpoint_of_an_adapter_is_refused_without_one(qwen3: Path, tmp_path: Path) -> None:
     tiny.save(make(qwen3, trainer=TRAINER), tmp_path, 1)
     full = {key: value for key, value in TRAINER.items() if key != "lora"}
-    with pytest.raises(CheckpointError, match="it holds an adapter"):
-        make(qwen3, trainer=full).load_latest(tmp_path)
+    for backend in ("fsdp", "megatron"):
+        spec = tiny.spec(qwen3, trainer={**full, "backend": backend})
+        policy = backend_class(spec)(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+        with pytest.raises(CheckpointError, match="it holds an adapter"):
+            policy.load_latest(tmp_path)
 
 
 def test_convert_merges_and_extracts(qwen3: Path, tmp_path: Path) -> None:

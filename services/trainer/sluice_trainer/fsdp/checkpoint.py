@@ -27,7 +27,7 @@ from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.lora import trained_parameters
 from sluice_trainer.fsdp.sharding import gathered, named_tensors, set_share
-from sluice_trainer.lora.checkpoint import AdapterState, is_adapter
+from sluice_trainer.lora.checkpoint import AdapterState
 from sluice_trainer.memory.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
 
@@ -151,11 +151,6 @@ def load(directory: Path, learner: ShardedLearner) -> dict[str, Any]:
         If it cannot be read or was written by another backend.
 
     """
-    if is_adapter(directory):
-        raise CheckpointError(
-            f"checkpoint {directory} could not be read: it holds an adapter; set trainer.lora, or "
-            "choose another checkpoint.path"
-        )
     state = state_of(learner, {})
     reader, failed = CheckpointReader(directory), f"checkpoint {directory} could not be read: "
     try:

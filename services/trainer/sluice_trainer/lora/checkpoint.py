@@ -110,6 +110,22 @@ def is_adapter(directory: Path) -> bool:
     return (directory / CONFIG).is_file()
 
 
+def kind_problem(directory: Path, *, adapter: bool) -> str:
+    """Say what is wrong if a checkpoint holds an adapter and the job trains none, or vice versa.
+
+    adapter: the job trains an adapter. Empty if checkpoint and job agree.
+    """
+    failed = f"checkpoint {directory} could not be read: "
+    if is_adapter(directory) == adapter:
+        return ""
+    if adapter:
+        return (
+            f"{failed}it holds all weights of a model, and trainer.lora trains an adapter; "
+            "choose another checkpoint.path, or leave trainer.lora out"
+        )
+    return f"{failed}it holds an adapter; set trainer.lora, or choose another checkpoint.path"
+
+
 def read_part(
     directory: Path, config: LoraConfig, parameters: Mapping[str, Tensor]
 ) -> tuple[AdapterState, dict[str, Any]]:
@@ -120,15 +136,10 @@ def read_part(
     Raises
     ------
     CheckpointError
-        The part holds all weights of a model, an adapter of another shape, or cannot be read.
+        The part holds an adapter of another shape, or cannot be read.
 
     """
     failed = f"checkpoint {directory} could not be read: "
-    if not is_adapter(directory):
-        raise CheckpointError(
-            f"{failed}it holds all weights of a model, and trainer.lora trains an adapter; "
-            "choose another checkpoint.path, or leave trainer.lora out"
-        )
     try:
         check_config(directory, config, "checkpoint.path")
         tensors = read_adapter(directory)

@@ -36,9 +36,20 @@ from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion
-from sluice_trainer.checkpoint.checkpoint_directory import Author, claim, latest_step, prune
-from sluice_trainer.checkpoint.checkpoint_writer import CheckpointWriter, CollectPart
+from sluice_trainer.checkpoint.checkpoint_directory import (
+    Author,
+    claim,
+    latest_step,
+    path_of,
+    prune,
+)
+from sluice_trainer.checkpoint.checkpoint_writer import (
+    CheckpointError,
+    CheckpointWriter,
+    CollectPart,
+)
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.lora.checkpoint import kind_problem
 from sluice_trainer.lora.files import save_adapter
 from sluice_trainer.memory.offload import Offload, memory_used
 from sluice_trainer.model import deterministic
@@ -319,6 +330,10 @@ class LearningPolicy(ABC):
         step = self.ranks.broadcast(latest_step(directory))
         if step is None:
             return None
+        trains_adapter = self._adapter is not None
+        problem = kind_problem(path_of(directory, step), adapter=trains_adapter)
+        if problem := self.ranks.broadcast(problem):
+            raise CheckpointError(problem)
         state = self._load(directory, step)
         self.step = state["step"]
         if self.spec.algorithm.kl.adaptive:
