@@ -64,11 +64,13 @@ def test_the_init_has_none_of_the_jobs_variables() -> None:
 
 
 ENDS = """
-import os, time
+import os, sys, time
+from pathlib import Path
 from sluice.telemetry import logs
 
 def main():
-    time.sleep(1)
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.02)
     MAIN
 
 logs.run_blocking("x", main)
@@ -83,6 +85,8 @@ logs.run_blocking("x", main)
         pytest.param("os.kill(os.getpid(), 9)", 128 + signal.SIGKILL, id="a signal"),
     ],
 )
-def test_the_container_ends_with_the_roles_code(main: str, code: int) -> None:
-    with started_first(["-c", ENDS.replace("MAIN", main)]) as (outer, _):
+def test_the_container_ends_with_the_roles_code(main: str, code: int, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    with started_first(["-c", ENDS.replace("MAIN", main), str(seen)]) as (outer, _):
+        seen.touch()
         assert outer.wait(60) == code
