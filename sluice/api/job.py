@@ -53,6 +53,7 @@ _SEQUENCES = f"self.rollout.batchSize * {_SAMPLES}"
 
 
 _VLLM = field("rollout.engine") == "vllm"
+_ADAPTER_SYNC = field("weightSync.lora") == "adapter"
 
 
 class RLJobSpec(Model):
@@ -189,6 +190,33 @@ class RLJobSpec(Model):
             "deterministic needs an engine that computes as the trainer does: rollout.engine "
             "sglang with weightSync.enginePlugin, on one GPU",
             "trainer.deterministic",
+        ),
+        requires(
+            _ADAPTER_SYNC,
+            field("trainer.lora").is_set,
+            "weightSync.lora: adapter sends adapters, and without trainer.lora all weights train: "
+            "leave it out",
+            "weightSync.lora",
+        ),
+        requires(
+            _ADAPTER_SYNC,
+            ~_VLLM & field("weightSync.enginePlugin").is_true,
+            "only sglang with weightSync.enginePlugin takes adapters: set weightSync.lora: merged",
+            "weightSync.lora",
+        ),
+        requires(
+            _ADAPTER_SYNC,
+            ~field("trainer.colocate").is_true & (field("weightSync.transport") != "disk"),
+            "adapters are sent over nccl or gloo: with trainer.colocate or transport disk set "
+            "weightSync.lora: merged",
+            "weightSync.lora",
+        ),
+        requires(
+            _ADAPTER_SYNC,
+            field("model.init") != "random",
+            "with weightSync.lora: adapter engines read the model from its checkpoint, which "
+            "model.init: random does not use: set weightSync.lora: merged",
+            "weightSync.lora",
         ),
         requires(
             field("debug.replay").is_set,

@@ -21,6 +21,8 @@ def brought_by_trainer(spec: RLJobSpec) -> bool:
     """Return True if no engine needs to read the model's weights.
 
     The trainer sends its weights before the first request, and many engines would read the same
-    files at once.
+    files at once. A trainer that sends adapters alone does not send the model.
     """
+    if spec.weight_sync.lora == "adapter":
+        return False
     return not spec.debug.rollout_only or spec.model.init == "random"

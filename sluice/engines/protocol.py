@@ -23,6 +23,8 @@ T = TypeVar("T")
 # and once it has allocated the memory of its weights again. The engine keeps the name, so a new
 # trainer and the worker can ask for it.
 RESTING, WAKING = "resting", "waking"
+# Prefix of the names of an adapter's tensors, as PEFT has it in its files.
+ADAPTER_PREFIX = "base_model.model."
 # Version of weights that no trainer of sluice has sent, such as those of the engine's start.
 UNKNOWN_VERSION = -1
 

@@ -22,6 +22,7 @@ from tests.algorithm_cases import ALONE, TOGETHER, manifest
 JOBS = f"/apis/{API_VERSION}/namespaces/default/rljobs"
 NFS = {"nfs": {"server": "s", "path": "/"}}
 ONE_NODE = {"storage": {"accessModes": ["ReadWriteOnce"]}}
+FSDP_LORA = {"backend": "fsdp", "lora": {}}
 PASS_AT = {"datasets": [{"path": "e"}, {"path": "f", "samplesPerPrompt": 4}]}
 NONSENSE: list[tuple[dict[str, Any], str]] = [
     (
@@ -72,6 +73,28 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     (
         {"rollout": {"engine": "vllm"}, "weightSync": {"enginePlugin": False}},
         "through sluice's plugin alone",
+    ),
+    ({"weightSync": {"lora": "adapter"}}, "without trainer.lora all weights train"),
+    *(
+        ({"trainer": {"steps": 4, **FSDP_LORA}, **group}, message)
+        for group, message in (
+            (
+                {"rollout": {"engine": "vllm"}, "weightSync": {"lora": "adapter"}},
+                "only sglang with weightSync.enginePlugin takes adapters",
+            ),
+            (
+                {"weightSync": {"lora": "adapter", "enginePlugin": False}},
+                "only sglang with weightSync.enginePlugin takes adapters",
+            ),
+            (
+                {"weightSync": {"lora": "adapter", "transport": "disk"}},
+                "adapters are sent over nccl or gloo",
+            ),
+            (
+                {"weightSync": {"lora": "adapter"}, "model": {"path": "m", "init": "random"}},
+                "engines read the model from its checkpoint",
+            ),
+        )
     ),
     (
         {"trainer": {"steps": 4, "parallelism": {"firstStageLayers": 2}}},
@@ -361,6 +384,7 @@ SENSIBLE: list[dict[str, Any]] = [
     },
     {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"volume": NFS}},
     {"weightSync": {"transport": "gloo"}, "checkpoint": {"ephemeral": True}},
+    {"trainer": {"steps": 4, **FSDP_LORA}, "weightSync": {"lora": "adapter"}},
     {"startupDeadlineSeconds": 0, "weightSync": {"lateSeconds": 0.5}},
     {"rollout": {"health": {"periodSeconds": 1, "timeoutSeconds": 0.5, "failureThreshold": 1}}},
     {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},

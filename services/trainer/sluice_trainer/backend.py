@@ -8,7 +8,7 @@ Every rank makes the same calls in the same order, each with its share of a batc
     for _ in range(policy.step, steps):
         batch = ...                                   # same metadata on all ranks, tokens of one
         metrics = learn(policy, None, batch, groups)  # rewards -> advantages -> policy.train
-        for name, tensor in policy.hf_tensors(): ...  # to the engines
+        for name, tensor in policy.engine_tensors(): ...  # to the engines
         policy.begin_save(checkpoints, policy.step)
     policy.export_hf(checkpoints / "hf")
 """
@@ -39,12 +39,13 @@ class Weights(Protocol):
     # Version of the weights: training steps done.
     step: int
 
-    def hf_tensors(
+    def engine_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield all weights under their names in a Hugging Face checkpoint.
+        """Yield what an update sends: all weights by their names in a Hugging Face checkpoint.
 
-        All ranks must iterate to the end.
+        With `weightSync.lora: adapter`, an adapter by its names in PEFT's files. All ranks must
+        iterate to the end.
 
         Parameters
         ----------
@@ -102,12 +103,12 @@ class Weights(Protocol):
         Parameters
         ----------
         weights
-            True: everything; False: everything but what `hf_tensors` needs.
+            True: everything; False: everything but what `engine_tensors` needs.
 
         """
 
     def restore(self, *, weights_only: bool = False) -> None:
-        """Undo `offload`; with `weights_only`, only as far as `hf_tensors` needs it."""
+        """Undo `offload`; with `weights_only`, only as far as `engine_tensors` needs it."""
 
     def memory_used(self) -> int:
         """Return the used bytes of this process's GPU, by all processes; 0 on a CPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -52,3 +53,13 @@ class Lora(Model):
         description="Directory of a PEFT adapter to continue from. Its rank, alpha and target "
         "modules must be those of this section.",
     )
+
+    @property
+    def scaling(self) -> float:
+        """Factor of B A."""
+        return scaling(self.rank, self.alpha, rank_stabilized=self.rank_stabilized)
+
+
+def scaling(rank: int, alpha: float, *, rank_stabilized: bool) -> float:
+    """Return the factor of B A: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
+    return alpha / (math.sqrt(rank) if rank_stabilized else rank)

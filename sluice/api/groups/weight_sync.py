@@ -65,6 +65,15 @@ class WeightSync(Model):
         "does from 0.5.21 on. A directory (disk) always holds single experts.",
     )
 
+    lora: Literal["adapter", "merged"] = Field(
+        "merged",
+        description="What engines get from a trainer with trainer.lora. merged: all weights, with "
+        "the adapter added. adapter: the adapter alone, megabytes; the engine reads the model from "
+        "its checkpoint once and applies the adapter to every request. Needs SGLang with "
+        "enginePlugin, a model with weights on disk, and engines that do not share the trainer's "
+        "GPUs.",
+    )
+
     @property
     def pause_seconds(self) -> float:
         """Longest pause of an engine in seconds, for the probes of the operator and the worker.

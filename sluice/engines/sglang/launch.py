@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sluice.api import RLJobSpec
+from sluice.api.groups.lora import ALL_LINEAR
 from sluice.engines import arguments
 from sluice.engines.protocol import Plugin, ServerPlacement
 from sluice.runtime import kernel_cache
@@ -53,6 +55,8 @@ _PREFILL_VARIABLE = "SLUICE_PREFILL_PASSES"
 _PREFILL_PASSES = 8
 # Arguments by which a user says what prompts wait for.
 _PREFILL_ARGS = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
+# Read by the plugin: rank and scaling of the adapter that the trainer sends.
+_ADAPTER_VARIABLE = "SLUICE_LORA"
 # Read by the plugin and the launch script: compute as the trainer does.
 _DETERMINISTIC = "SLUICE_DETERMINISTIC"
 _DETERMINISTIC_ARGS: dict[str, Any] = {
@@ -101,13 +105,16 @@ class Launch:
         On CPUs each tensor-parallel rank gets a core, because SGLang wants a NUMA node for each.
         """
         rollout = spec.rollout
+        adapter = _adapter(spec)
         if rollout.gpus_per_replica:
             deterministic = {_DETERMINISTIC: "1"} if spec.trainer.deterministic else {}
-            return _ENV | UNDECIDED | _graphs(spec) | _prefill_batching(spec) | deterministic
+            graphs, batching = _graphs(spec), _prefill_batching(spec)
+            return _ENV | UNDECIDED | graphs | batching | deterministic | adapter
         several = rollout.nodes_per_replica > 1
         return (
             _ENV
             | _CPU_ENV
+            | adapter
             | ({_BIND: "|".join(map(str, range(rollout.nodes_per_replica)))} if several else {})
         )
 
@@ -149,6 +156,8 @@ class Launch:
             args["enable-memory-saver"] = True
         if rollout.gpus_per_replica and spec.trainer.deterministic:
             args |= _DETERMINISTIC_ARGS
+        if spec.weight_sync.lora == "adapter":
+            args |= _adapter_args(spec)
         if place.head is not None:
             args |= {
                 "nnodes": rollout.nodes_per_replica,
@@ -169,6 +178,29 @@ def _graphs(spec: RLJobSpec) -> dict[str, str]:
         return {}
     requests = max(spec.rollout.concurrency // int(args.get("dp-size", 1)), 1)
     return {_GRAPHS_VARIABLE: str(min(requests, _MOST_GRAPHED))}
+
+
+def _adapter(spec: RLJobSpec) -> dict[str, str]:
+    """Return the variable that makes the plugin serve the trainer's adapter."""
+    lora = spec.trainer.lora
+    if lora is None or spec.weight_sync.lora != "adapter":
+        return {}
+    return {_ADAPTER_VARIABLE: json.dumps({"rank": lora.rank, "scaling": lora.scaling})}
+
+
+def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:
+    """Return the arguments of a server with memory for the trainer's adapter."""
+    lora = spec.trainer.lora
+    assert lora is not None
+    layers = [name for name in lora.target_modules if name not in lora.exclude_modules]
+    on_cpu = spec.rollout.gpus_per_replica == 0
+    return {
+        "enable-lora": True,
+        "max-lora-rank": lora.rank,
+        "lora-target-modules": ["all"] if ALL_LINEAR in lora.target_modules else layers,
+        # Another one is for requests without adapter, such as those of SGLang's start.
+        "max-loras-per-batch": 2,
+    } | ({"lora-backend": "torch_native"} if on_cpu else {})
 
 
 def _prefill_batching(spec: RLJobSpec) -> dict[str, str]:

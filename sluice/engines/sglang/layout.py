@@ -5,17 +5,29 @@ Stacks need sluice's plugin in the engine.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from sluice.api import RLJobSpec
+from sluice.engines.protocol import ADAPTER_PREFIX
 
 T = TypeVar("T", bound=Any)
 # Suffixes of SGLang's names of stacks, in every family that can be trained: gate above up, and
 # down.
 STACKS = (".experts.w13_weight", ".experts.w2_weight")
+_ADAPTED_LAYER = re.compile(rf"{re.escape(ADAPTER_PREFIX)}.*?\.layers\.\d+\.")
 # torch's kernels support 64 dimensions.
 _MOST_PARTS = 32
+
+
+def _unit(name: str) -> str:
+    """Return the name of what has to come in one bucket; empty for a tensor that may come alone."""
+    if layer := _ADAPTED_LAYER.match(name):
+        return layer[0]
+    before, attention, _ = name.partition(".self_attn.")
+    return before + attention if attention else ""
 
 
 class Layout:
@@ -33,17 +45,13 @@ class Layout:
         """Yield the tensors of an attention layer together, all others alone.
 
         SGLang joins DeepSeek's q_a_proj and kv_a_proj_with_mqa, and loses one of them if the other
-        comes in another bucket.
+        comes in another bucket. It also joins adapters, so those of a decoder layer come together.
         """
-        together: list[tuple[str, T]] = []
-        for name, tensor in tensors:
-            layer, attention, _ = name.partition(".self_attn.")
-            if together and not (attention and together[0][0].startswith(layer + attention)):
-                yield together
-                together = []
-            together.append((name, tensor))
-        if together:
-            yield together
+        for unit, group in itertools.groupby(tensors, lambda named: _unit(named[0])):
+            if unit:
+                yield list(group)
+            else:
+                yield from ([named] for named in group)
 
     def in_parts(self, tensors: Iterable[tuple[str, T]], max_bytes: int) -> Iterator[tuple[str, T]]:
         """Yield the tensors, with stacks larger than `max_bytes` in parts that a bucket can hold.

@@ -1,11 +1,15 @@
-"""An adapter trains with a real engine, which gets merged weights; trainer and engine may die."""
+"""An adapter trains with a real engine, which gets it merged or alone; both may die."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.integration.run.laptop import Laptop, values
 
@@ -14,10 +18,24 @@ pytestmark = pytest.mark.timeout(600)
 RANK = 4
 
 
+@pytest.fixture
+def model(example: Path, tmp_path: Path) -> Path:
+    """Write the quickstart's model with weights, which an engine reads if it gets adapters."""
+    directory = tmp_path / "model"
+    shutil.copytree(example / "model", directory)
+    torch.manual_seed(1)
+    config = AutoConfig.from_pretrained(directory)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("sync", ["merged", "adapter"])
 def test_an_adapter_trains_although_trainer_and_engine_are_killed(
-    laptop: Callable[..., Laptop],
+    sync: str, model: Path, laptop: Callable[..., Laptop]
 ) -> None:
     run = laptop(
+        f"model={{path: {model}, init: pretrained}}",
+        f"weightSync.lora={sync}",
         "trainer.backend=fsdp",
         f"trainer.lora={{rank: {RANK}, alpha: 8}}",
         "trainer.optimizer.lr=0.01",
@@ -36,7 +54,7 @@ def test_an_adapter_trains_although_trainer_and_engine_are_killed(
     assert (summary["state"], summary["steps"]) == ("Succeeded", 6)
     assert summary["groups_trained"] == 6 * 16
     records = list(run.steps().values())
-    # The engine computes with the weights that the trainer has merged.
+    # The engine computes with the trainer's weights.
     assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
     assert values(records, "train/kl_loss")[-1] > 0, "the reference is the model without adapter"
     for step, again in run.replayed().items():

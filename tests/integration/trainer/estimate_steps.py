@@ -197,7 +197,7 @@ def train(
         history.append(prepared.metrics | policy.train(prepared.shard, prepared.totals))
         if checkpoints and policy.step == save_at:
             tiny.save(policy, Path(checkpoints), policy.step)
-    tensors = dict(policy.hf_tensors())
+    tensors = dict(policy.engine_tensors())
     if dump and policy.ranks.rank == 0:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, dump)
     return {

@@ -119,7 +119,7 @@ def train(
                 policy.begin_save(Path(checkpoints), policy.step, background=in_background)
             new_memory = allocate.call_count
     saved = policy.finish_save(Path(checkpoints), wait=True) if checkpoints else None
-    tensors = dict(policy.hf_tensors())
+    tensors = dict(policy.engine_tensors())
     check_receivers(policy, tensors)
     if dump and policy.ranks.rank == 0:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, dump)

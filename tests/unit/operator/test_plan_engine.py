@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -87,6 +88,43 @@ def test_weights_that_nobody_brings_are_read() -> None:
 def test_a_user_may_have_weights_read() -> None:
     args = engine_args(make_job(rollout={"engineArgs": {"loadFormat": "auto"}}))
     assert value(args, "--load-format") == "auto"
+
+
+LORA = {"rank": 8, "alpha": 64}
+
+
+@pytest.mark.parametrize(
+    ("lora", "layers", "scaling"),
+    [
+        pytest.param(LORA, ["all"], 8.0, id="all layers"),
+        pytest.param(
+            {**LORA, "rankStabilized": True, "targetModules": ["q_proj", "v_proj", "o_proj"],
+             "excludeModules": ["o_proj"]}, ["q_proj", "v_proj"], 64 / 8**0.5, id="attention",
+        ),
+    ],
+)  # fmt: skip
+def test_an_engine_that_gets_adapters_reads_the_model(
+    lora: dict[str, Any], layers: list[str], scaling: float
+) -> None:
+    job = make_job(
+        trainer={"steps": 4, "backend": "fsdp", "lora": lora}, weightSync={"lora": "adapter"}
+    )
+    args = engine_args(job)
+    assert "--load-format" not in args
+    assert "--enable-lora" in args
+    assert value(args, "--max-lora-rank") == "8"
+    at = args.index("--lora-target-modules")
+    assert args[at + 1 : at + 1 + len(layers)] == layers
+    assert args[at + 1 + len(layers)].startswith("--")
+    assert value(args, "--lora-backend") == "torch_native", "the backend that runs on a CPU"
+    settings = json.loads(Launch().env(job.spec)["SLUICE_LORA"])
+    assert settings == {"rank": 8, "scaling": pytest.approx(scaling)}
+
+
+def test_an_engine_that_gets_merged_weights_has_no_adapters() -> None:
+    job = make_job(trainer={"steps": 4, "backend": "fsdp", "lora": LORA})
+    assert "--enable-lora" not in engine_args(job)
+    assert "SLUICE_LORA" not in Launch().env(job.spec)
 
 
 @pytest.mark.parametrize("enabled", [False, True])

@@ -84,7 +84,7 @@ class World:
         return lambda *_, **__: {} if name == "counters" else []
 
     # policy
-    def hf_tensors(self, stack_name: object) -> Iterator[object]:
+    def engine_tensors(self, stack_name: object) -> Iterator[object]:
         return iter(())
 
     def begin_save(self, directory: Path, step: int, *, background: bool) -> None:

@@ -11,7 +11,6 @@ import transformers
 from torch import nn
 
 from sluice.api.groups.lora import Lora
-from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.attention import attention
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
@@ -149,9 +148,3 @@ def _with_value_head(model: Any) -> nn.Linear:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-
-
-def precision(word: str | None) -> torch.dtype:
-    """Return the dtype of `trainer.precision`; None: bf16 on a GPU, float32 on the CPU."""
-    word = word or ("bf16" if DEVICE.type == "cuda" else "fp32")
-    return torch.bfloat16 if word == "bf16" else torch.float32

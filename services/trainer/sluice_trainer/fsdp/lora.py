@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sluice.api.groups.lora import ALL_LINEAR, Lora
+from sluice.api.groups.lora import ALL_LINEAR, Lora, scaling
 from sluice_trainer.fsdp.families import decoder_layers
 from sluice_trainer.lora.files import (
     added,
@@ -20,7 +20,6 @@ from sluice_trainer.lora.files import (
     check_tensors,
     peft_config,
     read_adapter,
-    scaling,
 )
 from sluice_trainer.lora.initial import initial_a
 from sluice_trainer.model.huggingface_files import VALUE_HEAD

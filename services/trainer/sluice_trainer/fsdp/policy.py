@@ -19,11 +19,12 @@ from sluice.engines.protocol import StackName
 from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointPart, CollectPart
+from sluice_trainer.distributed.device import compute_dtype
 from sluice_trainer.distributed.process_group import join
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp import checkpoint, export, frozen_model
 from sluice_trainer.fsdp.learner import ShardedLearner
-from sluice_trainer.fsdp.loading import Recipe, precision
+from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.log_prob_check import check_log_probs
 from sluice_trainer.fsdp.lora import adapter_config, trained_parameters
 from sluice_trainer.fsdp.net import Net, forward, forward_values
@@ -67,7 +68,7 @@ class ShardedPolicy(LearningPolicy):
             model_dir,
             drawn=spec.model.init == "random",
             seed=spec.data.seed,
-            compute=precision(spec.trainer.precision),
+            compute=compute_dtype(spec.trainer.precision),
             trust_remote_code=spec.model.trust_remote_code,
             lora=spec.trainer.lora,
         )

@@ -35,7 +35,7 @@ class UnchangedWeights:
     step: int
     _durable: int | None = None
 
-    def hf_tensors(
+    def engine_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         # An update needs a tensor to carry the version; the transport drops it (disk.Nothing).

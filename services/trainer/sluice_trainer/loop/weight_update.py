@@ -103,7 +103,7 @@ class WeightUpdates:
             self.clients.member.set_state("publishing")
         started = time.perf_counter()
         outcomes = update_engines(
-            partial(self.policy.hf_tensors, self.clients.engines.stack_name),
+            partial(self.policy.engine_tensors, self.clients.engines.stack_name),
             version,
             self.clients.engines,
             self.ranks,

@@ -7,7 +7,6 @@ transformers model, whichever backend has trained it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Collection, Mapping
@@ -19,12 +18,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sluice.api.groups.lora import Lora
+from sluice.engines.protocol import ADAPTER_PREFIX
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.model import safetensors_file
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
 
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def write_adapter(tensors: dict[str, Tensor], directory: Path, config: LoraConfi
     tensors: by name in the transformers model, such as
     `model.layers.0.self_attn.q_proj.lora_A.weight`.
     """
-    named = {_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
+    named = {ADAPTER_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
     safetensors_file.save(named, directory / WEIGHTS)
     content = config.to_dict()  # type: ignore[no-untyped-call]
     content = {k: sorted(v) if isinstance(v, set) else v for k, v in content.items()}
@@ -96,12 +95,7 @@ def read_adapter(directory: Path) -> dict[str, Tensor]:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{path} cannot be read: {error}") from error
-    return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
-
-
-def scaling(rank: int, alpha: float, *, rank_stabilized: bool) -> float:
-    """Return the factor of B A: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
-    return alpha / (math.sqrt(rank) if rank_stabilized else rank)
+    return {name.removeprefix(ADAPTER_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def added(weight: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sluice.api.groups.lora import scaling
 from sluice_trainer.lora.files import (
     CONFIG,
     WEIGHTS,
     added,
     read_adapter,
     read_config,
-    scaling,
 )
 from sluice_trainer.model.huggingface_files import (
     ConversionError,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice.api import RLJobSpec
-from sluice.engines.protocol import StackName
+from sluice.engines.protocol import ADAPTER_PREFIX, StackName
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.algorithms import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
@@ -48,6 +48,7 @@ from sluice_trainer.checkpoint.checkpoint_writer import (
     CheckpointWriter,
     CollectPart,
 )
+from sluice_trainer.distributed.device import compute_dtype
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.lora.checkpoint import kind_problem
 from sluice_trainer.lora.files import save_adapter
@@ -146,6 +147,16 @@ class LearningPolicy(ABC):
     def hf_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]: ...
+
+    def engine_tensors(
+        self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        if self.spec.weight_sync.lora == "merged":
+            return self.hf_tensors(stack_name, receivers)
+        # In the precision that the trainer computes in; sorted, so that layers stay together.
+        dtype = compute_dtype(self.spec.trainer.precision)
+        tensors = sorted(self.adapter_tensors().items())
+        return ((ADAPTER_PREFIX + name, tensor.to(dtype)) for name, tensor in tensors)
 
     def adapter_tensors(self) -> dict[str, Tensor]:
         """Return the adapter's whole tensors in float32, by PEFT's names. Collective."""

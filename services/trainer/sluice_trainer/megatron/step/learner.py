@@ -16,7 +16,7 @@ from torch import Tensor
 from sluice.api import Optimizer, Parallelism, RLJobSpec
 from sluice_trainer.algorithms.aggregation import Aggregation, BatchTotals
 from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
-from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE, compute_dtype
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.model.building import distribute
@@ -43,12 +43,10 @@ from sluice_trainer.step.results import (
 def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
     """Return Megatron's configuration of a model of this shape in this job."""
     trainer = spec.trainer
-    precision = trainer.precision or ("bf16" if DEVICE.type == "cuda" else "fp32")
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     return transformer_config(
         shape,
         trainer.parallelism,
-        dtype=dtype,
+        dtype=compute_dtype(trainer.precision),
         recompute=trainer.recompute,
         recompute_modules=trainer.recompute_modules,
         deterministic=deterministic.enabled(),

@@ -13,7 +13,7 @@ def register() -> None:
     from . import host_memory, loopback, prefill_batching, shutdown
     from .http import middlewares
     from .numerics import deterministic
-    from .weights import cached_model_scan, receive, stacked_experts, versions
+    from .weights import adapter, cached_model_scan, receive, stacked_experts, versions
 
     stacked_experts.register()
     receive.register()
@@ -25,6 +25,7 @@ def register() -> None:
     middlewares.register()
     deterministic.register()
     prefill_batching.register()
+    adapter.register()
 
 
 @cache

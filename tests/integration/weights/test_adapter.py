@@ -1,0 +1,142 @@
+"""SGLang serves an adapter whose tensors come with weight updates, like merged weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sluice.engines.protocol import ADAPTER_PREFIX
+from sluice.engines.sglang.layout import Layout
+from sluice_trainer.lora.merging import merge_adapter
+from sluice_trainer.model import safetensors_file
+from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.outcome import UpdateOutcome
+from sluice_trainer.weights.sender import WeightSender
+from tests.integration.engines import Sglang, gpus, save_model, tensors
+from tests.integration.weights.tools import Tensors, begin, serves
+
+MakeSender = Callable[..., WeightSender]
+JoinEngine = Callable[..., Any]
+RANK, ALPHA = 4, 32
+BUCKET = 10_000  # bytes: a layer's part of the adapter
+ALL_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION = ALL_LAYERS[:4]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("base") / "model", 1)
+
+
+@contextmanager
+def serving(base: Path, log: Path, *arguments: str, **variables: str) -> Iterator[Sglang]:
+    on_cpu = [] if gpus() else ["--lora-backend", "torch_native"]
+    server = Sglang(
+        base,
+        log,
+        *("--enable-lora", "--max-lora-rank", str(RANK), "--max-loras-per-batch", "2"),
+        *("--lora-target-modules", "all", *on_cpu, *arguments),
+        SLUICE_LORA=json.dumps({"rank": RANK, "scaling": ALPHA / RANK}),
+        **variables,
+    )
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.kill()
+        print(log.read_text()[-3000:])  # pytest shows it if the test has failed
+
+
+def adapter(base: Path, seed: int, layers: tuple[str, ...] = ALL_LAYERS) -> Tensors:
+    """Return a random adapter of these layers, by PEFT's names, in the order of a trainer."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = []
+    for name, weight in tensors(base):
+        layer = name.removesuffix(".weight")
+        if layer.rpartition(".")[2] not in layers:
+            continue
+        outputs, inputs = weight.shape
+        for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+            tensor = torch.randn(shape, generator=generator) * 0.1
+            drawn.append((f"{ADAPTER_PREFIX}{layer}.lora_{side}.weight", tensor.to(weight.dtype)))
+    return sorted(drawn, key=lambda named: named[0])
+
+
+async def publish_adapter(sender: WeightSender, version: int, adapter: Tensors) -> UpdateOutcome:
+    """Send an adapter in several buckets."""
+    await begin(sender, version, joiners_only=False)
+    sent = [*buckets(adapter, BUCKET, Layout())]
+    assert len(sent) > 1
+    for bucket in sent:
+        await sender.send(bucket)
+    return await sender.finish()
+
+
+def merged(base: Path, adapter: Tensors, directory: Path) -> Path:
+    """Write the checkpoint of `base` with the adapter added, as `sluice convert` does."""
+    files = directory / "adapter"
+    files.mkdir(parents=True)
+    safetensors_file.save(dict(adapter), files / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA}
+    (files / "adapter_config.json").write_text(json.dumps(config))
+    merge_adapter(files, base, directory / "merged")
+    shutil.rmtree(files)
+    return directory / "merged"
+
+
+@pytest.mark.parametrize("layers", [ALL_LAYERS, ATTENTION], ids=["all layers", "attention"])
+async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
+    layers: tuple[str, ...],
+    base: Path,
+    tmp_path: Path,
+    make_sender: MakeSender,
+    join_engine: JoinEngine,
+) -> None:
+    with serving(base, tmp_path / "log") as server:
+        assert await serves(server.url, base, -1), "an adapter that has not come changes nothing"
+        await join_engine("engine-0", server.address)
+        sender = make_sender()
+        for version in (1, 2, 3):
+            tensors = adapter(base, version, layers)
+            outcome = await publish_adapter(sender, version, tensors)
+            assert outcome.engines == ("engine-0",), outcome
+            model = merged(base, tensors, tmp_path / str(version))
+            assert await serves(server.url, model, version)
+
+
+async def test_an_engine_of_two_ranks_cuts_the_adapter(
+    base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+) -> None:
+    if gpus() == 1:
+        pytest.skip("needs two GPUs")
+    two = {} if gpus() else {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    with serving(base, tmp_path / "log", "--tp", "2", **two) as server:
+        await join_engine("engine-0", server.address, 2)
+        tensors = adapter(base, 1)
+        await publish_adapter(make_sender(), 1, tensors)
+        assert await serves(server.url, merged(base, tensors, tmp_path / "1"), 1)
+
+
+async def test_layers_that_sglang_joins_must_come_together(
+    base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+) -> None:
+    with serving(base, tmp_path / "log") as server:
+        await join_engine("engine-0", server.address)
+        sender = make_sender()
+        outcome = await publish_adapter(
+            sender, 1, adapter(base, 1, ("k_proj", "o_proj", "down_proj"))
+        )
+        assert not outcome.engines
+        (refusal,) = outcome.refused.values()
+        assert "an adapter of k_proj needs one of q_proj" in refusal
+        assert "Add it to trainer.lora.targetModules" in refusal
+        tensors = adapter(base, 2)
+        await publish_adapter(sender, 2, tensors)
+        assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"
