@@ -22,7 +22,7 @@ from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.model.layout import packing
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.model.huggingface_config import ModelShape, read_shape
-from sluice_trainer.model.huggingface_files import CheckpointFilesError, save_hf
+from sluice_trainer.model.huggingface_files import CheckpointFilesError, read_config, save_hf
 from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import tiny
 
@@ -146,9 +146,8 @@ def test_a_checkpoint_in_several_files_is_read_by_transformers_and_megatron(
 
 def test_exported_config_names_the_dtype_of_the_weights(qwen3: Path, tmp_path: Path) -> None:
     model, shape = megatron_model(qwen3)
-    save_hf(
-        ((n, t.bfloat16()) for n, t in mapping.hf_tensors(model, shape)), tmp_path / "out", qwen3
-    )
+    rounded = ((n, t.bfloat16()) for n, t in mapping.hf_tensors(model, shape))
+    save_hf(rounded, tmp_path / "out", qwen3, config=read_config(qwen3))
     assert tiny.hf_model(tmp_path / "out").dtype == torch.bfloat16
 
 

@@ -125,10 +125,12 @@ def save_model(family: str, directory: Path) -> Path:
     return save_kind(*FAMILIES[family], directory)
 
 
-def save_kind(kind: str, changes: dict[str, Any], directory: Path) -> Path:
+def save_kind(
+    kind: str, changes: dict[str, Any], directory: Path, *, dtype: torch.dtype = torch.float32
+) -> Path:
     """Save a checkpoint whose norms are not 1 and biases not 0, so that a mix-up shows.
 
-    kind: prefix of transformers' `...Config`.
+    kind: prefix of transformers' `...Config`. dtype: of all but biases for the choice of experts.
     """
     import transformers  # takes seconds, and child processes do not need it
 
@@ -140,9 +142,10 @@ def save_kind(kind: str, changes: dict[str, Any], directory: Path) -> Path:
             parameter.data.uniform_(0.5, 1.5)
         else:
             parameter.data.normal_(0, 0.08)
+    model.to(dtype)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            buffer.normal_(0, 0.05)
+            buffer.data = torch.empty_like(buffer, dtype=torch.float32).normal_(0, 0.05)
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
     return directory

@@ -547,7 +547,7 @@ async def test_weights_also_arrive_over_a_directory(
     tmp_path: Path,
 ) -> None:
     await join_engine("rollout-0", server.address)
-    sender = make_sender(Disk(tmp_path, model, 1), transport="disk")
+    sender = make_sender(Disk(tmp_path, model, 1, drawn=False), transport="disk")
     update = await publish(sender, 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert update.in_turn == 0

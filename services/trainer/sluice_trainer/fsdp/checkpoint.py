@@ -131,8 +131,11 @@ class _Planner(DefaultSavePlanner):
 def state_of(learner: ShardedLearner, user_state: dict[str, Any]) -> dict[str, Any]:
     """Return weights, moments and Adam's step; before the first step the moments are created."""
     _allocate(learner)
-    parameters = dict(learner.net.model.named_parameters())
-    states = {name: learner.optimizer.state[p] for name, p in parameters.items()}
+    states = {
+        name: learner.optimizer.state[parameter]
+        for name, parameter in learner.net.model.named_parameters()
+        if parameter.requires_grad
+    }
     steps = {int(state["step"]) for state in states.values()}
     return {
         "model": named_tensors(learner.net.model),

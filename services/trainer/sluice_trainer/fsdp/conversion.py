@@ -15,10 +15,16 @@ from sluice_trainer.checkpoint.checkpoint_reader import (
     UnsafeCheckpointError,
     reason,
 )
-from sluice_trainer.fsdp.export import hf_tensors
-from sluice_trainer.fsdp.loading import Recipe
+from sluice_trainer.fsdp.export import hf_tensors, own_config
+from sluice_trainer.fsdp.loading import Recipe, conversions
 from sluice_trainer.fsdp.sharding import named_tensors
-from sluice_trainer.model.huggingface_files import SHARD_BYTES, ConversionError, save_hf
+from sluice_trainer.model.complete_checkpoint import save_complete
+from sluice_trainer.model.huggingface_files import (
+    SHARD_BYTES,
+    ConversionError,
+    has_tensors,
+    stored,
+)
 
 
 def dist_to_hf(
@@ -50,6 +56,9 @@ def dist_to_hf(
     dtype = getattr(recipe.config(), "dtype", None) or torch.float32
     model = recipe.blank().to_empty(device="cpu")
     model.tie_weights()
+    if has_tensors(like):
+        with stored(like) as source:
+            model._weight_conversions = conversions(model, source.names)
     try:
         reader, tensors = CheckpointReader(final), named_tensors(model)
         # Fails with a short message; torch's own lists the errors of all ranks.
@@ -67,4 +76,10 @@ def dist_to_hf(
             f"{final} does not hold the model that {like / 'config.json'} describes, written with "
             f"trainer.backend: fsdp: {reason(error)}"
         ) from error
-    save_hf(hf_tensors(model, dtype), target, like, shard_bytes=shard_bytes)
+    save_complete(
+        hf_tensors(model, dtype, whole=not has_tensors(like)),
+        target,
+        like,
+        shard_bytes=shard_bytes,
+        config=own_config(model, like),
+    )

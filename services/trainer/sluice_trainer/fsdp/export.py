@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from sluice.engines.protocol import StackName
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp import lora
+from sluice_trainer.fsdp.families import kept_parameters
 from sluice_trainer.fsdp.sharding import named_tensors
+from sluice_trainer.model.huggingface_files import Config, read_config
 
 _LAYER = re.compile(r"(.*\.layers\.\d+\.)")
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<kind>gate|up|down)_proj\.weight")
@@ -22,9 +26,13 @@ _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<kind>gate|up|down)_pro
 
 @torch.no_grad()
 def hf_tensors(
-    model: Any, dtype: torch.dtype, stack_name: StackName | None = None
+    model: Any,
+    dtype: torch.dtype,
+    stack_name: StackName | None = None,
+    *,
+    whole: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and full tensor of every weight, parameters in `dtype`. Collective.
+    """Yield name and full tensor of every trained weight, parameters in `dtype`. Collective.
 
     All ranks must iterate to the end, and all get every tensor. One layer at a time is gathered and
     in memory. transformers stores some weights differently from checkpoints (for example all
@@ -39,18 +47,49 @@ def hf_tensors(
         Precision of the result.
     stack_name
         If given, separate experts come as one tensor, under this name.
+    whole
+        Also yield the parts of a multimodal model that no job trains.
 
     """
     factor = lora.adapter_scaling(model)
-    for layer in _layers(named_tensors(model)):
-        whole = {
+    kept = set() if whole else kept_parameters(model)
+    trained = {name: t for name, t in named_tensors(model).items() if name not in kept}
+    for layer in _layers(trained):
+        full = {
             name: _gathered(tensor, dtype, adapter=lora.adapter_part(name) is not None)
             for name, tensor in layer.items()
         }
         if factor is not None:
-            whole = lora.merge(whole, factor)
-        tensors = revert_weight_conversion(model, whole)
+            full = lora.merge(full, factor)
+        tensors = revert_weight_conversion(model, full)
         yield from _stacked(tensors, stack_name) if stack_name else tensors.items()
+
+
+def own_config(model: Any, source: Path) -> Config:
+    """Return the config.json of what the model holds.
+
+    It is that of `source`, unless that describes a multimodal model and this is its language model.
+    """
+    config = read_config(source)
+    if config.get("model_type") == model.config.model_type:
+        return config
+    text: Config = json.loads(model.config.to_json_string())
+    return {**text, "architectures": [type(model).__name__]}
+
+
+def exported_names(model: Any) -> set[str]:
+    """Return the names that `hf_tensors` yields, from a model with or without memory."""
+    kept = kept_parameters(model)
+    shapes = {
+        name: torch.empty(tensor.shape, device="meta")
+        for name, tensor in named_tensors(model).items()
+        if name not in kept and lora.adapter_part(name) is None
+    }
+    return {
+        name
+        for layer in _layers({lora.base_name(name): shape for name, shape in shapes.items()})
+        for name in revert_weight_conversion(model, layer)
+    }
 
 
 def _layers(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:

@@ -37,6 +37,31 @@ def backbone(model: Any) -> Any:
     return getattr(model, model.base_model_prefix)
 
 
+def kept_parameters(model: Any) -> set[str]:
+    """Return the names of parameters and buffers that no job trains.
+
+    They are those of towers for pictures or sound and of their projectors: all that is neither the
+    decoder nor the output layer of a multimodal model.
+    """
+    if model.config.get_text_config() is model.config:
+        return set()
+    text = (model.get_decoder(), model.get_output_embeddings())
+    trained = {id(t) for module in text for t in (*module.parameters(), *module.buffers())}
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name for name, tensor in named if id(tensor) not in trained}
+
+
+def kept_modules(model: Any) -> list[str]:
+    """Return the names of the outermost modules that hold only `kept_parameters`."""
+    kept, names = kept_parameters(model), list[str]()
+    for name, module in model.named_modules():
+        parameters = [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
+        inner = name.startswith(tuple(f"{outer}." for outer in names))
+        if parameters and kept.issuperset(parameters) and not inner:
+            names.append(name)
+    return names
+
+
 def final_transform(config: Any) -> Callable[[Tensor], Tensor]:
     """Return the family's last operation on the logits of the output layer."""
     cap = getattr(config, "final_logit_softcapping", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from sluice.api.groups.lora import Lora
 from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.attention import attention
+from sluice_trainer.fsdp.families import kept_parameters
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
@@ -104,21 +108,25 @@ class Recipe:
 
     def _adapted(self, model: Any, *, first: bool) -> Any:
         """Add adapters, if the recipe has some; `first`: with their first weights."""
-        if self.lora is None:
-            return model
-        lora.inject(model, self.lora)
-        if first:
-            # A critic does not continue from the policy's adapter.
-            settings = self.lora.model_copy(update={"from_": None}) if self.values else self.lora
-            lora.initialise(model, settings, self.seed)
-        if self.values:  # a head that starts at 0 has no base to adapt
-            model.get_output_embeddings().requires_grad_(True)
+        if self.lora is not None:
+            lora.inject(model, self.lora)
+            if first:
+                # A critic does not continue from the policy's adapter.
+                changes = {"from_": None} if self.values else {}
+                lora.initialise(model, self.lora.model_copy(update=changes), self.seed)
+            if self.values:  # a head that starts at 0 has no base to adapt
+                model.get_output_embeddings().requires_grad_(True)
+        for name in kept_parameters(model) & dict(model.named_parameters()).keys():
+            model.get_parameter(name).requires_grad_(False)
         return model
 
     def _built(self, config: Any) -> Any:
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=self.trust_remote_code
         )
+        if model.config.model_type != config.model_type:
+            # The language model of a multimodal checkpoint, whose names have one more module.
+            model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
         if self.values:
             nn.init.zeros_(_with_value_head(model).weight)
         return model
@@ -137,6 +145,16 @@ def _class(config: Any, trust_remote_code: bool) -> type[Any]:
         raise ValueError(f"model_type {config.model_type!r} has no AutoModelForCausalLM")
     kind = mapping[type(config)]
     return kind
+
+
+def conversions(model: Any, names: Iterable[str]) -> list[Any]:
+    """Return the conversions that transformers uses to load tensors of these names into `model`."""
+    mapping = get_model_conversion_mapping(model)
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    renamings = [entry for entry in mapping if not isinstance(entry, WeightConverter)]
+    for name in names:
+        rename_source_key(name, renamings, converters)
+    return [entry for entry in mapping if entry.was_used()]
 
 
 def _with_value_head(model: Any) -> nn.Linear:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice.api.groups.lora import ALL_LINEAR, Lora, scaling
-from sluice_trainer.fsdp.families import decoder_layers
+from sluice_trainer.fsdp.families import decoder_layers, kept_modules
 from sluice_trainer.lora.files import (
     added,
     check_config,
@@ -47,6 +47,9 @@ def inject(model: Any, settings: Lora) -> None:
     from peft import inject_adapter_in_model
 
     config = peft_config(settings, target_modules(settings, model))
+    if kept := kept_modules(model):
+        # Their layers may have the names of the decoder's.
+        config.exclude_modules = rf"({'|'.join(map(re.escape, kept))})\..*"
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)
 
 
@@ -105,7 +108,7 @@ def _linear_layers(model: Any) -> set[str]:
     experts = {getattr(text, count, None) for count in counts}
     return {
         name.rpartition(".")[2]
-        for block in decoder_layers(model)
+        for block in decoder_layers(model.get_decoder() if kept_modules(model) else model)
         for name, module in block.named_modules()
         if isinstance(module, nn.Linear) and module.out_features not in experts - {None}
     }

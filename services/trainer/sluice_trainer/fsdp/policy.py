@@ -32,7 +32,8 @@ from sluice_trainer.fsdp.sharding import build, gathered, local_shard, reshard
 from sluice_trainer.lora.checkpoint import AdapterPart, read_part
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.memory.staging import Staging
-from sluice_trainer.model.unsupported import check_tied
+from sluice_trainer.model.huggingface_files import HEAD, Config, stored
+from sluice_trainer.model.unsupported import UnsupportedModelError, check_tied
 from sluice_trainer.policy import critic
 from sluice_trainer.policy.learning_policy import LearningPolicy
 from sluice_trainer.step.logits import TokenNumbers
@@ -78,6 +79,8 @@ class ShardedPolicy(LearningPolicy):
         self._compute = recipe.compute
         total_steps, settings = total_steps or spec.trainer.steps, spec.algorithm.value_model
         net = build(recipe, self.ranks, spec.trainer, learns=True)
+        if not recipe.drawn:
+            self._check_names(net.model)
         self._adapter = adapter_config(net.model, model_dir) if recipe.lora else None
         check_log_probs(net, recipe.compute, spec.data.seed)
         own_steps = steps_of_policy(total_steps, settings)
@@ -90,6 +93,30 @@ class ShardedPolicy(LearningPolicy):
         frozen = [scorer for scorer in scorers if scorer is not net]
         self._offload = _offload(spec.trainer.offloaded, list(self._parts.values()), frozen)
         self._staging = {name: Staging() for name in self._parts}
+
+    def _check_names(self, model: Any) -> None:
+        """Check that trained tensors have the names of the checkpoint, so that none is doubled.
+
+        Only rank 0 reads a checkpoint. Collective.
+
+        Raises
+        ------
+        UnsupportedModelError
+            transformers renames tensors when it loads them, and cannot restore their names.
+
+        """
+        problem = ""
+        if self.ranks.rank == 0:
+            with stored(self.model_dir) as source:
+                strange = export.exported_names(model) - {*source.names, HEAD}
+            if strange:
+                problem = (
+                    f"{self.model_dir}: transformers would write {min(strange)}, which the "
+                    "checkpoint does not have: load it with transformers' AutoModelForCausalLM, "
+                    "save it with save_pretrained, and train the result"
+                )
+        if problem := self.ranks.broadcast(problem):
+            raise UnsupportedModelError(problem)
 
     def _critic(
         self, settings: CriticSettings, policy: Recipe, total_steps: int | None
@@ -121,6 +148,14 @@ class ShardedPolicy(LearningPolicy):
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield all tensors on all ranks, because FSDP2 gathers to all; `receivers` is ignored."""
         return export.hf_tensors(self._learner.net.model, self._compute, stack_name)
+
+    def _own_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        # With drawn weights there is no checkpoint to copy the other parts from.
+        drawn = self.spec.model.init == "random"
+        return export.hf_tensors(self._learner.net.model, self._compute, whole=drawn)
+
+    def _own_config(self) -> Config:
+        return export.own_config(self._learner.net.model, self.model_dir)
 
     @property
     def _parts(self) -> dict[str, ShardedLearner]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ HEAD = "lm_head.weight"
 VALUE_HEAD = "score.weight"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_INDEXES = (INDEX, "pytorch_model.bin.index.json")
+_SINGLES = (SINGLE, "pytorch_model.bin")
+# Fields of config.json that count the layers that predict further tokens: those of DeepSeek and
+# GLM, and of Qwen.
+NEXT_TOKEN_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Size above which a checkpoint is split into several files, as transformers does.
 SHARD_BYTES = 5 * 10**9
 WEIGHT_FILES = (
@@ -35,6 +41,7 @@ WEIGHT_FILES = (
     "*.gguf",
 )
 
+Config = dict[str, Any]
 Reader = Callable[[str, tuple[int, ...]], Tensor]
 
 
@@ -46,32 +53,61 @@ class ConversionError(ConfigurationError):
     """A checkpoint that cannot be converted. The message is for people."""
 
 
+class StoredTensors:
+    """The tensors of a checkpoint in files, which are memory-mapped and read on demand."""
+
+    def __init__(self, directory: Path, close: ExitStack) -> None:
+        self.directory = directory
+        self._places = _tensor_files(directory)
+        self._close = close
+        self._files: dict[Path, Any] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors, in the order of the index."""
+        return self._places.keys()
+
+    def place(self, name: str) -> Path:
+        """Return the file that holds a tensor."""
+        return self._places[name]
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor. Raises CheckpointFilesError if there is none of this name."""
+        if name not in self._places:
+            raise CheckpointFilesError(f"{self.directory} has no tensor {name}")
+        path = self._places[name]
+        if path not in self._files:
+            self._files[path] = self._close.enter_context(_opened(path))
+        tensor: Tensor = self._files[path].get_tensor(name)
+        return tensor
+
+
+@contextmanager
+def stored(directory: Path) -> Iterator[StoredTensors]:
+    """Yield the tensors of a checkpoint; its files are closed at the end."""
+    with ExitStack() as close:
+        yield StoredTensors(directory, close)
+
+
 @contextmanager
 def reader(directory: Path) -> Iterator[Reader]:
     """Yield a function read(name, shape) that returns a tensor of the checkpoint.
 
     Files are memory-mapped and read on demand.
     """
-    files_by_name = _tensor_files(directory)
-    with ExitStack() as close:
-        files: dict[Path, Any] = {}
+    with stored(directory) as tensors:
 
         def read(name: str, size: tuple[int, ...]) -> Tensor:
-            if name == HEAD and name not in files_by_name:
+            if name == HEAD and name not in tensors.names:
                 name = EMBEDDING  # stored once, although config.json does not call the weights tied
-            if name == VALUE_HEAD and name not in files_by_name:
+            if name == VALUE_HEAD and name not in tensors.names:
                 # A language model has no value head, so its critic starts with the value 0.
                 return torch.zeros(size)
-            if name not in files_by_name:
-                raise CheckpointFilesError(f"{directory} has no tensor {name}")
-            path = files_by_name[name]
-            if path not in files:
-                files[path] = close.enter_context(_opened(path))
-            tensor: Tensor = files[path].get_tensor(name)
+            tensor = tensors.read(name)
             if tuple(tensor.shape) != size:
                 raise CheckpointFilesError(
-                    f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
-                    f"{size}"
+                    f"{tensors.place(name)}: {name} has shape {tuple(tensor.shape)}, but "
+                    f"config.json asks for {size}"
                 )
             return tensor
 
@@ -80,26 +116,51 @@ def reader(directory: Path) -> Iterator[Reader]:
 
 def stored_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     """Iterate over all tensors of a checkpoint, one at a time, in the order of its index."""
-    places = _tensor_files(directory)
-    with ExitStack() as close:
-        files = {path: close.enter_context(_opened(path)) for path in set(places.values())}
-        for name, path in places.items():
-            yield name, files[path].get_tensor(name)
+    with stored(directory) as tensors:
+        for name in tensors.names:
+            yield name, tensors.read(name)
+
+
+def has_tensors(directory: Path) -> bool:
+    """Return False if the directory holds only a configuration, as for `model.init: random`."""
+    return any((directory / name).is_file() for name in (*_INDEXES, *_SINGLES))
 
 
 def _tensor_files(directory: Path) -> dict[str, Path]:
     """Return the file of each tensor."""
-    if (directory / INDEX).is_file():
-        weight_map = json.loads((directory / INDEX).read_text())["weight_map"]
-        return {name: directory / file for name, file in weight_map.items()}
-    if not (directory / SINGLE).is_file():
-        raise CheckpointFilesError(f"{directory} has neither {SINGLE} nor {INDEX}")
-    with _opened(directory / SINGLE) as file:
-        return dict.fromkeys(file.keys(), directory / SINGLE)
+    for index in _INDEXES:
+        if (directory / index).is_file():
+            weight_map = json.loads((directory / index).read_text())["weight_map"]
+            return {name: directory / file for name, file in weight_map.items()}
+    for single in _SINGLES:
+        if (directory / single).is_file():
+            with _opened(directory / single) as file:
+                return dict.fromkeys(file.keys(), directory / single)
+    raise CheckpointFilesError(f"{directory} has neither {SINGLE} nor {INDEX}")
 
 
-def _opened(path: Path) -> Any:
-    """Open a file with safetensors.
+class _PickledFile:
+    """A `.bin` file, memory-mapped, with the methods of a safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError) as error:
+            raise CheckpointFilesError(
+                f"{path} cannot be read tensor by tensor ({error}): save the checkpoint as "
+                "safetensors"
+            ) from error
+
+    def keys(self) -> Iterable[str]:
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._tensors[name]
+        return tensor
+
+
+def _opened(path: Path) -> AbstractContextManager[Any]:
+    """Open a file with safetensors, or a `.bin` file.
 
     safetensors reports a file that may not be read as one that does not exist.
 
@@ -117,7 +178,10 @@ def _opened(path: Path) -> Any:
         raise CheckpointFilesError(
             f"{path}: user {os.geteuid()}, who runs this process, may not read it: chmod a+r"
         ) from None
-    return safe_open(path, framework="pt")
+    if path.suffix == ".bin":
+        return nullcontext(_PickledFile(path))
+    file: AbstractContextManager[Any] = safe_open(path, framework="pt")
+    return file
 
 
 def save_hf(
@@ -126,6 +190,7 @@ def save_hf(
     source: Path,
     *,
     shard_bytes: int = SHARD_BYTES,
+    config: Config | None = None,
 ) -> None:
     """Write a Hugging Face checkpoint.
 
@@ -142,6 +207,9 @@ def save_hf(
         Checkpoint from which all other files are copied.
     shard_bytes
         Size of a file.
+    config
+        Configuration of a model that does not have all tensors of the source. It is written with
+        the dtype of the tensors, in place of the source's.
 
     """
     temporary = directory.with_name(f".{directory.name}.tmp")
@@ -152,24 +220,27 @@ def save_hf(
         ignore=shutil.ignore_patterns(*WEIGHT_FILES, ".*", "original", "checkpoints"),
     )
     dtype = _write_shards(tensors, temporary, shard_bytes)
-    _describe(temporary / "config.json", dtype)
+    if config is not None:
+        text = json.dumps(_described(config, dtype), indent=2)
+        (temporary / "config.json").write_text(text + "\n")
     shutil.rmtree(directory, ignore_errors=True)
     temporary.rename(directory)
 
 
-def _describe(path: Path, dtype: torch.dtype) -> None:
-    """Write the dtype and the layers of the weights into config.json.
+def read_config(directory: Path) -> Config:
+    config: Config = json.loads((directory / "config.json").read_text())
+    return config
 
-    Loaders convert to the dtype of config.json. Layers that predict further tokens (DeepSeek's and
-    GLM's next-token layers) are neither trained nor written.
+
+def _described(config: Config, dtype: torch.dtype) -> Config:
+    """Return a configuration with this dtype, and without layers that predict further tokens.
+
+    Loaders convert to the dtype of config.json.
     """
-    config = json.loads(path.read_text())
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
     # transformers 5 calls it dtype, version 4 torch_dtype.
-    config[key] = str(dtype).removeprefix("torch.")
-    if config.get("num_nextn_predict_layers"):
-        config["num_nextn_predict_layers"] = 0
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    absent = {name: 0 for name in NEXT_TOKEN_LAYERS if config.get(name)}
+    return {**config, key: str(dtype).removeprefix("torch."), **absent}
 
 
 def _write_shards(
@@ -180,24 +251,13 @@ def _write_shards(
     Files are named and indexed as transformers does.
     """
     written: list[tuple[Path, list[str]]] = []
-    shard: dict[str, Tensor] = {}
-    size = total = 0
-
-    def flush() -> None:
+    total = 0
+    for shard in shards(tensors, shard_bytes):
         path = directory / f"shard-{len(written)}.safetensors"
         safetensors_file.save(shard, path)
         written.append((path, list(shard)))
-        shard.clear()
-
-    for name, tensor in tensors:
-        if shard and size + tensor.nbytes > shard_bytes:
-            flush()
-            size = 0
-        shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        size += tensor.nbytes
-        total += tensor.nbytes
-    dtype = tensor.dtype
-    flush()
+        total += sum(tensor.nbytes for tensor in shard.values())
+        dtype = list(shard.values())[-1].dtype
     if len(written) == 1:
         written[0][0].rename(directory / SINGLE)
         return dtype
@@ -206,6 +266,27 @@ def _write_shards(
         file = f"model-{number:05d}-of-{len(written):05d}.safetensors"
         path.rename(directory / file)
         weight_map |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (directory / INDEX).write_text(json.dumps(index, indent=2))
+    write_index(directory, weight_map, total)
     return dtype
+
+
+def shards(
+    tensors: Iterable[tuple[str, Tensor]], shard_bytes: int = SHARD_BYTES
+) -> Iterator[dict[str, Tensor]]:
+    """Yield copies of the tensors on the CPU, by name, at most `shard_bytes` (or one) together."""
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        size += tensor.nbytes
+    if shard:
+        yield shard
+
+
+def write_index(directory: Path, files: Mapping[str, str], total_bytes: int) -> None:
+    """Write the index that names the file of each tensor."""
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(files)}
+    (directory / INDEX).write_text(json.dumps(index, indent=2))

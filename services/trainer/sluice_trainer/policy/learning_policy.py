@@ -54,7 +54,8 @@ from sluice_trainer.lora.checkpoint import kind_problem
 from sluice_trainer.lora.files import save_adapter
 from sluice_trainer.memory.offload import Offload, memory_used
 from sluice_trainer.model import deterministic
-from sluice_trainer.model.huggingface_files import save_hf
+from sluice_trainer.model.complete_checkpoint import save_complete
+from sluice_trainer.model.huggingface_files import Config, read_config, save_hf
 from sluice_trainer.policy.critic import CriticModel
 from sluice_trainer.policy.teacher import FrozenModel
 from sluice_trainer.step.batch_statistics import OptimizerStep, with_step_statistics
@@ -367,11 +368,26 @@ class LearningPolicy(ABC):
             save_adapter(tensors, directory, self._adapter)
         dist.barrier()
 
+    def _own_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that an export takes from the model, on rank 0. Collective."""
+        return self.hf_tensors(receivers=frozenset({0}))
+
+    def _own_config(self) -> Config:
+        """Return the config.json of the tensors that the model holds."""
+        return read_config(self.model_dir)
+
     def export_hf(self, directory: Path) -> None:
-        """Gather the weights on every rank and write them on rank 0."""
-        tensors = self.hf_tensors(receivers=frozenset({0}))
+        """Gather the weights on every rank and write them on rank 0.
+
+        Tensors of `model.path` that are not trained are copied from there, unless the weights were
+        drawn.
+        """
+        tensors = self._own_tensors()
         if self.ranks.rank == 0:
-            save_hf(tensors, directory, self.model_dir)
+            if self.spec.model.init == "random":
+                save_hf(tensors, directory, self.model_dir, config=self._own_config())
+            else:
+                save_complete(tensors, directory, self.model_dir)
         else:
             # Iterating is collective: the other ranks contribute their parts.
             for _ in tensors:

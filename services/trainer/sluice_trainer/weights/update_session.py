@@ -95,7 +95,8 @@ class UpdateSession:
             return VersionOnly()
         if kind == "disk":
             directory = self._env.directory("checkpoint_dir") / "weights"
-            return Disk(directory, Path(self._spec.model.path), self._env.attempt)
+            drawn = self._spec.model.init == "random"
+            return Disk(directory, Path(self._spec.model.path), self._env.attempt, drawn=drawn)
         if kind == "ipc":
             return Ipc()
         direct = Collective(

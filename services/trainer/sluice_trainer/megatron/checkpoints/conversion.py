@@ -27,13 +27,13 @@ from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.entries import Entry
 from sluice_trainer.megatron.model.building import build
 from sluice_trainer.megatron.model.config import transformer_config
+from sluice_trainer.model.complete_checkpoint import save_complete
 from sluice_trainer.model.huggingface_config import ModelShape, read_shape
 from sluice_trainer.model.huggingface_files import (
     SHARD_BYTES,
     ConversionError,
     Reader,
     reader,
-    save_hf,
 )
 
 
@@ -188,7 +188,7 @@ def dist_to_hf(
     try:
         skeleton = _Skeleton(read_shape(like), pieces.dtype("embedding.word_embeddings.weight"))
         tensors = mapping.in_checkpoint_order(skeleton.shape, _layer_by_layer(skeleton, pieces))
-        save_hf(tensors, target, like, shard_bytes=shard_bytes)
+        save_complete(tensors, target, like, shard_bytes=shard_bytes)
     except MissingPieceError as error:
         raise ConversionError(
             f"{final} does not hold the model that {like / 'config.json'} describes: {error}"

@@ -1,0 +1,77 @@
+"""The parts of a Hugging Face checkpoint: what a job trains, and what it keeps as it is.
+
+A job trains the language model. Engines get those tensors from the trainer and must read the others
+from the checkpoint, so their launch scripts import this file too: it needs the standard library
+only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SINGLE = "model.safetensors"
+_LAYER = re.compile(r"((?:model\.|language_model\.)*layers\.(\d+))\.")
+_FURTHER_TOKENS = re.compile(r"((?:model\.)?mtp)\.")
+# Modules of a language model inside a multimodal one, after `model.`.
+_LANGUAGE = {"language_model", "text_model", "layers", "embed_tokens", "norm", "lm_head"}
+
+
+def kept_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
+    """Return the parts that no job trains, with the number of their tensors.
+
+    They are the layers that predict further tokens and, in a multimodal checkpoint, everything but
+    the language model.
+
+    Parameters
+    ----------
+    config
+        The checkpoint's config.json.
+    names
+        Names of its tensors.
+
+    Returns
+    -------
+    For example `{"model.visual": 33, "mtp": 2}`.
+
+    """
+    text = config.get("text_config")
+    layers = (text or config).get("num_hidden_layers")
+    parts = (_kept_part(name, layers, multimodal=bool(text)) for name in names)
+    return dict(Counter(part for part in parts if part))
+
+
+def _kept_part(name: str, layers: int | None, *, multimodal: bool) -> str:
+    """Return the part that a tensor belongs to; empty if it is trained."""
+    if match := _FURTHER_TOKENS.match(name):
+        return match[1]
+    if (match := _LAYER.match(name)) and layers is not None and int(match[2]) >= layers:
+        return match[1]
+    module = name.removeprefix("model.").partition(".")[0]
+    if not multimodal or module in _LANGUAGE:
+        return ""
+    return name[: name.index(module) + len(module)]
+
+
+def kept_parts_of(directory: Path) -> dict[str, int]:
+    """Return the `kept_parts` of a checkpoint; empty if its tensors have no index or header."""
+    config = directory / "config.json"
+    if not config.is_file():
+        return {}
+    return kept_parts(json.loads(config.read_text()), _tensor_names(directory))
+
+
+def _tensor_names(directory: Path) -> list[str]:
+    for index in _INDEXES:
+        if (directory / index).is_file():
+            return list(json.loads((directory / index).read_text())["weight_map"])
+    if not (directory / _SINGLE).is_file():
+        return []
+    with (directory / _SINGLE).open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return [name for name in header if name != "__metadata__"]
