@@ -18,10 +18,11 @@ def normalized(args: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str,
 
 
 def brought_by_trainer(spec: RLJobSpec) -> bool:
-    """Return True if no engine needs to read the model's weights.
+    """Return True if no engine needs to read the weights of the language model.
 
-    The trainer sends its weights before the first request, and many engines would read the same
-    files at once. A trainer that sends adapters alone does not send the model.
+    The trainer sends them before the first request, and many engines would read the same files at
+    once. A trainer that sends adapters alone does not send the model. If a checkpoint has other
+    parts, the engine's launch script reads it nevertheless.
     """
     if spec.weight_sync.lora == "adapter":
         return False

@@ -23,6 +23,7 @@ from sluice.data.checking import check_rows, check_sources, reader_of, without_t
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.vocabulary import embedding_size, surplus
+from sluice.model_parts import kept_parts_of
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout import prompts
 
@@ -70,6 +71,8 @@ def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = Fals
         _try(findings, f"{model.field}: ", lambda: _check_family(job, model, not run_code))  # noqa: B023
     if spec.model.volume is None:
         _try(findings, "", lambda: _check_vocabulary(findings, Path(spec.model.path)))
+        if trained and spec.model.init == "pretrained":
+            _note_kept_parts(findings, spec)
     # Lengths say little about files that have other problems.
     if spec.model.volume is None and _generates(spec) and not findings.problems:
         _check_lengths(findings, spec)
@@ -136,6 +139,24 @@ def _check_family(job: RLJob, model: MarkedPath, quickly: bool) -> None:
 
 def _generates(spec: RLJobSpec) -> bool:
     return not spec.debug.replay and not (spec.algorithm.sft and spec.evaluation is None)
+
+
+def _note_kept_parts(findings: Findings, spec: RLJobSpec) -> None:
+    """Add a note on parts of the checkpoint that the job does not train."""
+    parts = kept_parts_of(Path(spec.model.path))
+    if not parts:
+        return
+    counts = ", ".join(
+        f"{part} ({number} tensor{'s' * (number > 1)})" for part, number in sorted(parts.items())
+    )
+    note = (
+        f"spec.model.path: {spec.model.path}: the language model is trained; kept and exported as "
+        f"they are: {counts}"
+    )
+    if not spec.weight_sync.engine_plugin:
+        note += "; with weightSync.enginePlugin: false set rollout.engineArgs.load-format: auto, "
+        note += "else engines do not read them"
+    findings.notes.append(note)
 
 
 # --- vocabulary and lengths

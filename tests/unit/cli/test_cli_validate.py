@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ruamel.yaml import YAML
+from safetensors.numpy import save_file
 
 from tests.unit.cli.conftest import Sluice
 
@@ -326,3 +328,14 @@ def test_validate_goes_on_after_a_missing_file(job_file: Path, sluice: Sluice) -
     assert result.exit_code == 2
     assert "/no/such.yaml: No such file" in result.output
     assert "is valid" in result.output
+
+
+def test_parts_that_are_not_trained_are_noted(task: Path, sluice: Sluice) -> None:
+    names = ["model.norm.weight", "mtp.fc.weight", "mtp.norm.weight"]
+    save_file({name: np.zeros(2) for name in names}, task / "model/model.safetensors")
+    assert "kept" not in sluice("validate", task / "job.yaml").output
+    result = sluice("validate", task / "job.yaml", "--set", "spec.model.init=pretrained")
+    assert (
+        f"note: spec.model.path: {task}/model: the language model is trained; kept and exported as "
+        "they are: mtp (2 tensors)"
+    ) in result.output

@@ -130,6 +130,18 @@ def other_models(arguments: list[str]) -> str:
     return ",".join(sorted(entries.keys() - used - {"transformers"})) if used else ""
 
 
+def load_arguments(arguments: list[str]) -> list[str]:
+    """Return the argument that reads the checkpoint if the trainer does not send all of it.
+
+    The trainer sends the language model. Other parts would keep random weights.
+    """
+    from sluice_sglang.startup.arguments import last
+    from sluice_sglang.startup.model_parts import kept_parts_of
+
+    model, dummy = last(arguments, "--model-path"), last(arguments, "--load-format") == "dummy"
+    return ["--load-format", "auto"] if dummy and model and kept_parts_of(Path(model)) else []
+
+
 def check_attention_backend(arguments: list[str]) -> None:
     """End here if an attention is requested that the trainer does not compute."""
     from sluice_sglang.startup.arguments import last
@@ -165,6 +177,7 @@ if __name__ == "__main__":
         check_attention_backend(sys.argv)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         preforked_processes.begin(preforked_processes.parts(sys.argv))
+    sys.argv += load_arguments(sys.argv)
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)
     sys.exit(serve())

@@ -10,10 +10,12 @@ only the end of the pod's grace period would end it.
 """
 
 import importlib
+import itertools
 import multiprocessing
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
@@ -46,6 +48,18 @@ def noting(number: int, handler: Any) -> Any:
     return _install(number, noted if number == signal.SIGTERM and callable(handler) else handler)
 
 
+def load_arguments(arguments: list[str]) -> list[str]:
+    """Return the argument that reads the checkpoint if the trainer does not send all of it.
+
+    The trainer sends the language model. Other parts would keep random weights.
+    """
+    options = dict(itertools.pairwise(arguments))
+    if options.get("--load-format") != "dummy" or "--model" not in options:
+        return []
+    parts = importlib.import_module("sluice_vllm.model_parts").kept_parts_of
+    return ["--load-format", "auto"] if parts(Path(options["--model"])) else []
+
+
 def serve() -> int:
     """Run vLLM's server and return its exit code."""
     from vllm.entrypoints.launchers.api_server.entry import main
@@ -74,6 +88,7 @@ def main() -> int:
         print(warning, file=sys.stderr, flush=True)
     # vLLM asks for 65,535 open files, and keeps the old limit if it may not have that many.
     importlib.import_module("sluice_vllm.open_files").raise_limit()
+    sys.argv += load_arguments(sys.argv)
     return serve()
 
 
