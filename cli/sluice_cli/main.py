@@ -77,6 +77,9 @@ def init(
         int | None, typer.Option(min=0, help="Number of GPUs for the job. Default: 0.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 100,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Train an adapter of --model instead of all weights.")
+    ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Ask no questions; use the defaults.")
     ] = False,
@@ -91,7 +94,7 @@ def init(
             data = data or _prompt_path("Prompts (.jsonl, .json, .parquet; empty: sample rows)")
             gpus = typer.prompt("GPUs", default=0, type=int) if gpus is None else gpus
         target = directory or Path("task")
-        for file in write_task(TaskOptions(target, model, data, gpus or 0, steps)):
+        for file in write_task(TaskOptions(target, model, data, gpus or 0, steps, lora=lora)):
             say(str(file))
     say(f"next: sluice validate {target}/job.yaml --deep; sluice run {target}/job.yaml")
 

@@ -38,6 +38,8 @@ class TaskOptions:
     data: Path | None
     gpus: int
     steps: int
+    # Train an adapter of `model`.
+    lora: bool = False
 
 
 def write_task(options: TaskOptions) -> list[Path]:
@@ -54,6 +56,8 @@ def write_task(options: TaskOptions) -> list[Path]:
             raise ManifestError(f"{what} {path}: no such file or directory")
     columns = _columns(options.data)
     rows = small_task.read(options.data, columns) if options.data else None
+    if options.lora and options.model is None:
+        raise ManifestError("--lora adapts a trained model: name it with --model")
     directory.mkdir(parents=True, exist_ok=True)
     train, test = directory / "train.jsonl", directory / "eval.jsonl"
     if options.data is None or rows is None:
@@ -251,16 +255,26 @@ def _work(options: TaskOptions, rows: RowStatistics | None) -> Iterator[str]:
         yield "  algorithm:"
         yield "    entropyCoef: 0.1 # keeps an untrained model from settling too early"
     yield "  trainer:"
+    if options.lora:
+        yield "    backend: fsdp"
+        yield "    lora: # an adapter of all linear layers; the model itself does not change"
+        yield "      rank: 32"
     # One GPU is for the engine and the others are for the trainer; they share a single GPU.
     yield f"    gpusPerNode: {max(options.gpus - 1, 1) if options.gpus else 0}"
     if options.gpus == 1:
         yield "    colocate: true # trainer and engine take turns on one GPU"
     yield f"    steps: {options.steps}"
     yield "    optimizer:"
-    # A tiny model with random weights learns at rates that would ruin a pretrained one.
-    yield f"      lr: {'1.5e-3' if small else '1.0e-6'}"
+    yield f"      lr: {_learning_rate(options)}"
     yield "  checkpoint:"
     yield "    everySteps: 20"
+
+
+def _learning_rate(options: TaskOptions) -> str:
+    """Return a rate at which most models of this kind learn, as text."""
+    if options.model is None:
+        return "1.5e-3"  # it would ruin a pretrained model
+    return "1.0e-5" if options.lora else "1.0e-6"
 
 
 def job_name(directory: Path) -> str:

@@ -127,9 +127,28 @@ def test_a_model_with_a_chat_template_uses_it(
     assert spec.evaluation.datasets[0].apply_chat_template
 
 
+def test_an_adapter_learns_at_a_higher_rate(
+    tmp_path: Path, written_task: Path, sluice: Sluice
+) -> None:
+    specs = {}
+    for name, more in (("all", ()), ("adapter", ("--lora",))):
+        words = ("init", tmp_path / name, "--model", written_task / "model", *more, "-y")
+        assert sluice(*words).exit_code == 0
+        specs[name] = load_job(tmp_path / name / "job.yaml").spec.trainer
+    assert specs["all"].lora is None
+    assert specs["adapter"].lora is not None
+    assert specs["adapter"].lora.rank == 32
+    assert specs["adapter"].optimizer.lr == pytest.approx(10 * specs["all"].optimizer.lr)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        pytest.param(
+            ["{here}/new", "--lora"],
+            "--lora adapts a trained model: name it with --model",
+            id="an adapter of nothing",
+        ),
         pytest.param(["{here}"], "{here} is not empty; expected a new directory", id="full"),
         pytest.param(
             ["{here}/new", "--data", "{here}/none.jsonl"],
