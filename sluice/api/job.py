@@ -192,6 +192,13 @@ class RLJobSpec(Model):
             "trainer.deterministic",
         ),
         requires(
+            field("weightSync.pauseMode") == "versions",
+            _ADAPTER_SYNC,
+            "an engine keeps several versions of an adapter alone: pauseMode: versions needs "
+            "weightSync.lora: adapter",
+            "weightSync.pauseMode",
+        ),
+        requires(
             _ADAPTER_SYNC,
             field("trainer.lora").is_set,
             "weightSync.lora: adapter sends adapters, and without trainer.lora all weights train: "

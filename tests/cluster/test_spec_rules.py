@@ -75,6 +75,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "through sluice's plugin alone",
     ),
     ({"weightSync": {"lora": "adapter"}}, "without trainer.lora all weights train"),
+    ({"weightSync": {"pauseMode": "versions"}}, "an engine keeps several versions of an adapter"),
     *(
         ({"trainer": {"steps": 4, **FSDP_LORA}, **group}, message)
         for group, message in (
@@ -385,6 +386,10 @@ SENSIBLE: list[dict[str, Any]] = [
     {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"volume": NFS}},
     {"weightSync": {"transport": "gloo"}, "checkpoint": {"ephemeral": True}},
     {"trainer": {"steps": 4, **FSDP_LORA}, "weightSync": {"lora": "adapter"}},
+    {
+        "trainer": {"steps": 4, **FSDP_LORA},
+        "weightSync": {"lora": "adapter", "pauseMode": "versions"},
+    },
     {"startupDeadlineSeconds": 0, "weightSync": {"lateSeconds": 0.5}},
     {"rollout": {"health": {"periodSeconds": 1, "timeoutSeconds": 0.5, "failureThreshold": 1}}},
     {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},

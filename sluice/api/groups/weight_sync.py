@@ -35,10 +35,13 @@ class WeightSync(Model):
         "enginePlugin; other engines in a chain are served directly. Worthwhile from three "
         "engines per rank: three took 0.76 of the time of direct (4B, over NVLink).",
     )
-    pause_mode: Literal["in_place", "retract", "abort"] = Field(
+    pause_mode: Literal["in_place", "retract", "abort", "versions"] = Field(
         "retract",
         description="What happens to running responses. in_place: they continue with their "
-        "cache. retract: their cache is computed again. abort: they end.",
+        "cache. retract: their cache is computed again. abort: they end. versions: they are not "
+        "interrupted and end with the weights that they began with; new requests use the new ones. "
+        "Needs lora: adapter; the engine keeps the adapters of the last rollout.maxStaleness + 1 "
+        "versions, and older ones until no response uses them.",
     )
     timeout_seconds: PositiveFloat = Field(
         300.0, description="Deadline in seconds of each phase of an update."

@@ -55,7 +55,8 @@ _PREFILL_VARIABLE = "SLUICE_PREFILL_PASSES"
 _PREFILL_PASSES = 8
 # Arguments by which a user says what prompts wait for.
 _PREFILL_ARGS = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
-# Read by the plugin: rank and scaling of the adapter that the trainer sends.
+# Read by the plugin: rank and scaling of the adapter that the trainer sends, and how many versions
+# of it are held.
 _ADAPTER_VARIABLE = "SLUICE_LORA"
 # Read by the plugin and the launch script: compute as the trainer does.
 _DETERMINISTIC = "SLUICE_DETERMINISTIC"
@@ -185,7 +186,13 @@ def _adapter(spec: RLJobSpec) -> dict[str, str]:
     lora = spec.trainer.lora
     if lora is None or spec.weight_sync.lora != "adapter":
         return {}
-    return {_ADAPTER_VARIABLE: json.dumps({"rank": lora.rank, "scaling": lora.scaling})}
+    settings = {"rank": lora.rank, "scaling": lora.scaling, "versions": _versions(spec)}
+    return {_ADAPTER_VARIABLE: json.dumps(settings)}
+
+
+def _versions(spec: RLJobSpec) -> int:
+    """Return the number of versions of an adapter that an engine holds; 0: one, in place."""
+    return spec.rollout.max_staleness + 1 if spec.weight_sync.pause_mode == "versions" else 0
 
 
 def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:
@@ -199,7 +206,7 @@ def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:
         "max-lora-rank": lora.rank,
         "lora-target-modules": ["all"] if ALL_LINEAR in lora.target_modules else layers,
         # Another one is for requests without adapter, such as those of SGLang's start.
-        "max-loras-per-batch": 2,
+        "max-loras-per-batch": max(_versions(spec), 1) + 1,
     } | ({"lora-backend": "torch_native"} if on_cpu else {})
 
 

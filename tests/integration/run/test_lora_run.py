@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -65,3 +66,34 @@ def test_an_adapter_trains_although_trainer_and_engine_are_killed(
     assert any(tensor.abs().max() > 0 for name, tensor in adapter.items() if ".lora_B." in name)
     assert (checkpoints / "hf/model.safetensors").exists()
     assert not list((checkpoints / "iter_0000006").glob("*.distcp")), "no weights of the base"
+
+
+def test_responses_of_an_asynchronous_run_keep_the_version_that_they_began_with(
+    model: Path, laptop: Callable[..., Laptop]
+) -> None:
+    run = laptop(
+        f"model={{path: {model}, init: pretrained}}",
+        "weightSync={lora: adapter, pauseMode: versions}",
+        "trainer.backend=fsdp",
+        f"trainer.lora={{rank: {RANK}, alpha: 8}}",
+        "trainer.optimizer.lr=0.01",
+        "trainer.steps=8",
+        "rollout.batchSize=16",
+        "rollout.mode=async",
+        "rollout.maxStaleness=2",
+    )
+    run.start()
+    assert run.wait(300) == 0, run.text()[-3000:]
+    records = list(run.steps().values())
+    assert len(records) == 8
+    # The trainer's log-probs of what the newest weights sampled are the engine's.
+    name = "train/train_rollout_logprob_abs_diff_on_policy"
+    differences = [record[name] for record in records if name in record]
+    assert 0 < max(differences) <= 1e-4
+    samples = [
+        json.loads(line)
+        for file in (run.directory / "samples").glob("step_*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    assert samples
+    assert {len(set(sample["weight_versions"])) for sample in samples} == {1}

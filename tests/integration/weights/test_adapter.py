@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +21,22 @@ from sluice_trainer.model import safetensors_file
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender
-from tests.integration.engines import Sglang, gpus, save_model, tensors
-from tests.integration.weights.tools import Tensors, begin, serves
+from tests.integration.engines import (
+    Sglang,
+    distance,
+    gpus,
+    log_probs,
+    save_model,
+    tensors,
+    tolerance,
+)
+from tests.integration.weights.tools import PROMPT, SGLANG, Tensors, begin, serves
 
 MakeSender = Callable[..., WeightSender]
 JoinEngine = Callable[..., Any]
 RANK, ALPHA = 4, 32
 BUCKET = 10_000  # bytes: a layer's part of the adapter
+TOKENS = 400  # of a response that lasts for several updates
 ALL_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = ALL_LAYERS[:4]
 
@@ -36,15 +47,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(base: Path, log: Path, *arguments: str, **variables: str) -> Iterator[Sglang]:
+def serving(
+    base: Path, log: Path, *arguments: str, versions: int = 0, cores: str = ""
+) -> Iterator[Sglang]:
     on_cpu = [] if gpus() else ["--lora-backend", "torch_native"]
     server = Sglang(
         base,
         log,
-        *("--enable-lora", "--max-lora-rank", str(RANK), "--max-loras-per-batch", "2"),
+        *("--enable-lora", "--max-lora-rank", str(RANK)),
+        *("--max-loras-per-batch", str(max(versions, 1) + 1)),
         *("--lora-target-modules", "all", *on_cpu, *arguments),
-        SLUICE_LORA=json.dumps({"rank": RANK, "scaling": ALPHA / RANK}),
-        **variables,
+        SLUICE_LORA=json.dumps({"rank": RANK, "scaling": ALPHA / RANK, "versions": versions}),
+        **({"SGLANG_CPU_OMP_THREADS_BIND": cores} if cores else {}),
     )
     try:
         server.wait_ready()
@@ -72,6 +86,10 @@ def adapter(base: Path, seed: int, layers: tuple[str, ...] = ALL_LAYERS) -> Tens
 async def publish_adapter(sender: WeightSender, version: int, adapter: Tensors) -> UpdateOutcome:
     """Send an adapter in several buckets."""
     await begin(sender, version, joiners_only=False)
+    return await send_adapter(sender, adapter)
+
+
+async def send_adapter(sender: WeightSender, adapter: Tensors) -> UpdateOutcome:
     sent = [*buckets(adapter, BUCKET, Layout())]
     assert len(sent) > 1
     for bucket in sent:
@@ -116,8 +134,7 @@ async def test_an_engine_of_two_ranks_cuts_the_adapter(
 ) -> None:
     if gpus() == 1:
         pytest.skip("needs two GPUs")
-    two = {} if gpus() else {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    with serving(base, tmp_path / "log", "--tp", "2", **two) as server:
+    with serving(base, tmp_path / "log", "--tp", "2", cores="" if gpus() else "0|1") as server:
         await join_engine("engine-0", server.address, 2)
         tensors = adapter(base, 1)
         await publish_adapter(make_sender(), 1, tensors)
@@ -140,3 +157,38 @@ async def test_layers_that_sglang_joins_must_come_together(
         tensors = adapter(base, 2)
         await publish_adapter(sender, 2, tensors)
         assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"
+
+
+async def test_a_request_ends_with_the_version_that_it_began_with(
+    base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+) -> None:
+    """Three versions generate in one batch, and none of them is paused."""
+    with serving(base, tmp_path / "log", versions=2) as server:
+        await join_engine("engine-0", server.address)
+        sender = make_sender(pauseMode="versions")
+        models, running = {}, {}
+        async with SGLANG.client(server.url) as engine:
+            await engine.wait_ready(30.0)
+            for version in (1, 2, 3):
+                tensors = adapter(base, version)
+                await publish_adapter(sender, version, tensors)
+                models[version] = merged(base, tensors, tmp_path / str(version))
+                sampling = {"max_new_tokens": TOKENS, "ignore_eos": True}
+                running[version] = asyncio.create_task(
+                    engine.generate(f"of {version}", PROMPT, sampling)
+                )
+                await asyncio.sleep(0.3)
+            await begin(sender, 4, joiners_only=False)
+            assert not running[1].done(), "its response was too short for this test"
+            # All of them end in the middle of an update.
+            for version, task in running.items():
+                generation = await task
+                assert [span.version for span in generation.spans] == [version]
+                expected = log_probs(models[version], PROMPT + generation.tokens, TOKENS)
+                assert distance(generation.log_probs, expected) < tolerance()
+        log = (tmp_path / "log").read_text()
+        assert "unloading completes: LoRARef(lora_id=sluice@" not in log, "all are in use"
+        await send_adapter(sender, adapter(base, 4))
+        log = (tmp_path / "log").read_text()
+        unloaded = set(re.findall(r"unloading completes: LoRARef\(lora_id=([^,]*)", log))
+        assert unloaded == {"sluice", "sluice@1", "sluice@2"}

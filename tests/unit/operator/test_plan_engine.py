@@ -118,7 +118,18 @@ def test_an_engine_that_gets_adapters_reads_the_model(
     assert args[at + 1 + len(layers)].startswith("--")
     assert value(args, "--lora-backend") == "torch_native", "the backend that runs on a CPU"
     settings = json.loads(Launch().env(job.spec)["SLUICE_LORA"])
-    assert settings == {"rank": 8, "scaling": pytest.approx(scaling)}
+    assert settings == {"rank": 8, "scaling": pytest.approx(scaling), "versions": 0}
+    assert value(args, "--max-loras-per-batch") == "2"
+
+
+def test_an_engine_holds_the_versions_that_samples_may_have() -> None:
+    job = make_job(
+        trainer={"steps": 4, "backend": "fsdp", "lora": LORA},
+        weightSync={"lora": "adapter", "pauseMode": "versions"},
+        rollout={"mode": "async", "maxStaleness": 2},
+    )
+    assert value(engine_args(job), "--max-loras-per-batch") == "4"
+    assert json.loads(Launch().env(job.spec)["SLUICE_LORA"])["versions"] == 3
 
 
 def test_an_engine_that_gets_merged_weights_has_no_adapters() -> None:

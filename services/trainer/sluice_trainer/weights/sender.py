@@ -241,8 +241,10 @@ class WeightSender:
     async def _verify(self, peer: Peer) -> None:
         if self._transport.in_session:
             await peer.control.end()
+        # With several versions each has a prefix cache, which stays valid.
+        has_old_cache = not self._flushes(peer) and self._sync.pause_mode != "versions"
         async with asyncio.TaskGroup() as group:
-            if not self._flushes(peer):
+            if has_old_cache:
                 group.create_task(peer.control.try_flush())
             if self._sync.verify:
                 group.create_task(self._check_version(peer))

@@ -1,4 +1,4 @@
-"""Serves one LoRA adapter whose tensors come with weight updates, and applies it to all requests.
+"""Serves a LoRA adapter whose tensors come with weight updates, and applies it to all requests.
 
 SGLang's own calls load an adapter from files, or from tensors that one process of an engine can
 open, and only under a new name. Here an update brings the adapter's tensors in buckets, as it
@@ -9,6 +9,7 @@ itself from its checkpoint.
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -20,7 +21,10 @@ from .. import tell_once
 MANAGER = "sglang.srt.lora.lora_manager.LoRAManager"
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-# The adapter's name inside SGLang. No request names it: the scheduler gives it to all.
+UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+REQUEST = "sglang.srt.managers.schedule_batch.Req"
+# The adapter's name inside SGLang. No request names it: the scheduler gives it to all. Several
+# versions are called sluice@3, sluice@4.
 NAME = "sluice"
 # PEFT's prefix of the names of an adapter's tensors.
 PREFIX = "base_model.model."
@@ -38,7 +42,11 @@ def register() -> None:
     adapter = Adapter(**json.loads(settings))
     HookRegistry.register(f"{MANAGER}.init_lora_shapes", linear_layers_only, HookType.AFTER)
     HookRegistry.register(f"{RUNNER}.init_lora_manager", adapter.attach, HookType.AFTER)
-    HookRegistry.register(f"{SCHEDULER}.handle_generate_request", use_adapter, HookType.BEFORE)
+    HookRegistry.register(f"{SCHEDULER}.handle_generate_request", adapter.use, HookType.BEFORE)
+    if adapter.versions:
+        HookRegistry.register(f"{UPDATER}.update_weights_from_distributed", adapter.updated)
+        HookRegistry.register(f"{SCHEDULER}.pause_generation", go_on, HookType.AROUND)
+        HookRegistry.register(f"{REQUEST}.__init__", pin_version)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         allow_unpinned_memory()
 
@@ -48,9 +56,34 @@ def linear_layers_only(_: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     manager.target_modules -= {"embed_tokens", "lm_head"}
 
 
-def use_adapter(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
-    """Let a request use the adapter, whoever sends it."""
-    request.lora_id = NAME
+def go_on(original: Any, scheduler: Any, request: Any) -> None:
+    """Let running requests go on in the pause of an update, which adds a version.
+
+    The HTTP process, which gets the request first, holds back new requests until the update ends.
+    """
+    if request.mode != "in_place":
+        original(scheduler, request)
+
+
+def pin_version(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """Note that all tokens of a request come from the version of its adapter.
+
+    SGLang notes how many tokens a request had when the version changed. Before 0.5.21 it does not:
+    see versions.py.
+    """
+    version = version_of(request)
+    if version is None or not hasattr(request, "weight_version_events"):
+        return
+    from sglang.srt.utils.weight_versions import WeightVersionEvent
+
+    whole = WeightVersionEvent(old_version=version, num_output_tokens=sys.maxsize)
+    request.weight_version_events = [whole]
+
+
+def version_of(request: Any) -> str | None:
+    """Return the weight version of a request that keeps it; None for other requests."""
+    _, _, version = (request.lora_id or "").partition("@")
+    return version or None
 
 
 class Adapter:
@@ -62,33 +95,45 @@ class Adapter:
         Rows of every A.
     scaling
         Factor of B A. SGLang itself computes it as alpha / rank, without rsLoRA.
+    versions
+        Number of versions to hold at least; 0: an update changes the only one in place.
 
     """
 
-    def __init__(self, rank: int, scaling: float) -> None:
-        self.rank, self.scaling = rank, scaling
+    def __init__(self, rank: int, scaling: float, versions: int = 0) -> None:
+        self.rank, self.scaling, self.versions = rank, scaling, versions
         self.manager: Any = None
         # All tensors that have come, by PEFT's names.
         self.tensors: dict[str, torch.Tensor] = {}
+        # Names of the adapters that SGLang holds, the newest last.
+        self.held = [NAME]
 
     def attach(self, _: Any, runner: Any) -> None:
         """Make an adapter that changes nothing yet, and take later ones from `load_weights`."""
-        from sglang.srt.lora.lora_registry import LoRARef
-
         self.manager = runner.lora_manager
         # Otherwise SGLang leaves out layers that it does not adapt, with a line in the log.
         self.manager.memory_pool.strict_loading = True
+        self.add(NAME)
+        runner.model.load_weights = self.loader(runner.model.load_weights)
+
+    def add(self, name: str) -> None:
+        """Give SGLang an adapter without tensors, which changes nothing."""
+        from sglang.srt.lora.lora_registry import LoRARef
+
         config = {
             "peft_type": "LORA",
             "r": self.rank,
             "lora_alpha": self.scaling * self.rank,
             "target_modules": "all-linear",
         }
-        reference = LoRARef(lora_id=NAME, lora_name=NAME, lora_path=NAME, pinned=False)
+        reference = LoRARef(lora_id=name, lora_name=name, lora_path=name, pinned=False)
         result = self.manager.load_lora_adapter_from_tensors(reference, {}, config)
         if not result.success:
             raise RuntimeError(f"SGLang cannot serve an adapter: {result.error_message}")
-        runner.model.load_weights = self.loader(runner.model.load_weights)
+
+    def use(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
+        """Let a request use the newest adapter, whoever sends it."""
+        request.lora_id = self.held[-1]
 
     def loader(self, original: Callable[[Named], Any]) -> Callable[[Named], Any]:
         """Wrap a model's `load_weights`: an update brings the adapter or the model's weights."""
@@ -105,15 +150,20 @@ class Adapter:
         return load_weights
 
     def load(self, named: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Take a bucket of tensors, which holds whole layers, and compute with them from now on."""
-        tell_once("an adapter's tensors are loaded in place")
+        """Take a bucket of tensors, which holds whole layers."""
         for name, tensor in named:
             # The bucket's memory is used again. All ranks get whole tensors and cut their part.
             self.tensors[name] = tensor.to(
                 device=self.manager.device, dtype=self.manager.dtype, copy=True
             )
         check_joined(self.tensors)
-        adapter = self.manager.loras[NAME] = self.assembled()
+        if not self.versions:
+            self.replace()
+
+    def replace(self) -> None:
+        """Compute with the tensors that have come from now on."""
+        tell_once("an adapter's tensors are loaded in place")
+        adapter = self.manager.loras[NAME] = self.assembled(NAME)
         pool = self.manager.memory_pool
         slot = pool.uid_to_buffer_id.get(NAME)
         if slot is None:  # SGLang fills a slot when the first request comes
@@ -130,24 +180,56 @@ class Adapter:
         if hasattr(self.manager, "_notify_lora_slots_updated"):
             self.manager._notify_lora_slots_updated({slot})
 
-    def assembled(self) -> Any:
+    def updated(self, result: Any, updater: Any, request: Any) -> None:
+        """Make an adapter of the tensors that have come, if this was an update's last bucket."""
+        version = request.weight_version
+        if not result.success or version is None:
+            return
+        tell_once("each version of the adapter is held until no request uses it")
+        name = f"{NAME}@{version}"
+        if name in self.held:  # a trainer that was replaced had sent it
+            self.held.remove(name)
+            self.remove(name)
+        self.add(name)
+        self.manager.loras[name] = self.assembled(name)
+        self.held.append(name)
+        used = names_in_use(updater.scheduler)
+        for old in self.held[: -self.versions]:
+            if old not in used:
+                self.held.remove(old)
+                self.remove(old)
+
+    def remove(self, name: str) -> None:
+        self.manager.unload_lora_adapter(self.manager.lora_refs[name])
+
+    def assembled(self, name: str) -> Any:
         """Return the tensors that have come as SGLang has them: those of joined layers joined."""
         from sglang.srt.layers.utils import get_layer_id
 
-        old = self.manager.loras[NAME]
+        old = self.manager.loras[name]
         adapter = type(old)(
-            NAME,
+            name,
             old.config,
             old.base_hf_config,
             old.load_config,
             old.lora_backend,
             base_model=self.manager.base_model,
         )
-        for name, tensor in self.tensors.items():
-            adapter.layers[get_layer_id(name)].weights[name] = tensor
+        for tensor_name, tensor in self.tensors.items():
+            adapter.layers[get_layer_id(tensor_name)].weights[tensor_name] = tensor
         adapter._normalize_weights()
         adapter.scaling = self.scaling
         return adapter
+
+
+def names_in_use(scheduler: Any) -> set[str | None]:
+    """Return the adapters of all requests that the scheduler has."""
+    batches = [scheduler.running_batch, scheduler.last_batch]
+    requests = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
+    requests += [request for batch in batches if batch is not None for request in batch.reqs]
+    if scheduler.chunked_req is not None:
+        requests.append(scheduler.chunked_req)
+    return {request.lora_id for request in requests}
 
 
 def check_joined(names: Iterable[str]) -> None:

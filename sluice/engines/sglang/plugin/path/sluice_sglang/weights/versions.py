@@ -9,6 +9,8 @@ separate list for the tokens, in `meta_info`.
 from importlib.util import find_spec
 from typing import Any
 
+from .adapter import version_of
+
 KEY = "sluice_versions"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 COMPONENTS = "sglang.srt.managers.scheduler_components"
@@ -47,6 +49,6 @@ def note(result: Any, processor: Any, i: int, request: Any, logits_output: Any) 
     """Note the version of a pass's tokens: one, or the accepted ones of a draft."""
     if request.customized_info is None:
         request.customized_info = {}
-    version = getattr(logits_output, "sluice_version", _present["version"])
+    version = version_of(request) or getattr(logits_output, "sluice_version", _present["version"])
     versions = request.customized_info.setdefault(KEY, [])
     versions += [version] * (len(request.output_ids) - len(versions))
