@@ -2,7 +2,7 @@
 broadcast of the same bytes.
 
     python benchmarks/weight_sync.py --shape qwen3-4b [--sources 1] [--engines 1]
-        [--fan-out direct,chain] [--buckets 1024,4096] [--out DIR]
+        [--fan-out direct,chain] [--buckets 1024,4096] [--lora-rank 32] [--out DIR]
 
 Everything but the workers and the optimizer is what a job runs: Megatron's model, gather and
 conversion, the rendezvous process, the update protocol, SGLang servers with our plugin and random
@@ -12,6 +12,9 @@ first the sources', then the engines', then the first ones once more (a chain al
 engine that shares its source's GPU: NCCL connects no GPU with itself). With several ways to fan
 out, each is measured by sources of its own, at the same engines. Without a GPU a tiny model goes
 over gloo: a rehearsal.
+
+With --lora-rank an update brings an adapter of all linear layers instead of all weights, as
+weightSync.lora: adapter does, and --pause-mode versions interrupts no response.
 """
 
 from __future__ import annotations
@@ -73,6 +76,9 @@ def main() -> None:
     parser.add_argument(
         "--single-experts", action="store_true", help="each of a mixture's experts by itself"
     )
+    parser.add_argument(
+        "--lora-rank", type=int, default=0, help="send an adapter of this rank alone"
+    )
     parser.add_argument("--updates", type=int, default=7)
     parser.add_argument(
         "--check",
@@ -119,6 +125,7 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
         "pause_mode": options.pause_mode,
         "load": options.load,
         "single_experts": options.single_experts,
+        "lora_rank": options.lora_rank,
     }
     table(result)
     if options.out:
@@ -127,6 +134,7 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
         name += f"-{options.layers}-layers" if options.layers else ""
         name += f"-{options.sources}-to-{options.engines}x{options.engine_gpus}"
         name += f"-{options.pause_mode}-{options.load}"
+        name += f"-rank-{options.lora_rank}" if options.lora_rank else ""
         name += "-single-experts.json" if options.single_experts else ".json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
 
@@ -140,6 +148,8 @@ def table(result: dict[str, Any]) -> None:
         f"{result['shape']}, {result['layers']} layers, {result['bytes'] / 1e6:.0f} MB: {trainer} "
         f"-> {engines}, {result['machine']}"
     )
+    if result["lora_rank"]:
+        print(f"an adapter of rank {result['lora_rank']} alone")
     print(f"pause mode {result['pause_mode']}, {result['load']} requests running at each engine")
     print(f"bare broadcast of the same bytes: {result['bare'] * 1e3:.1f} ms")
     first = ", ".join(f"{way} {seconds * 1e3:.0f} ms" for way, seconds in result["first"].items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -29,6 +30,8 @@ CPU_ARGUMENTS = (
     "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
 )
 
+# Versions of an adapter that an engine holds with --pause-mode versions: two updates old at most.
+VERSIONS = 3
 # An engine that compiles kernels for several GPUs takes minutes.
 READY_SECONDS = 600
 
@@ -59,7 +62,17 @@ def engine(options: argparse.Namespace, number: int, directory: Path) -> Iterato
     command += f" --tp-size {options.engine_gpus} " + (GPU_ARGUMENTS if GPUS else CPU_ARGUMENTS)
     command += " --disable-cuda-graph" if GPUS and not options.load else ""
     command += f" {options.engine_args}"
+    if options.lora_rank:
+        command += (
+            f" --enable-lora --max-lora-rank {options.lora_rank} --lora-target-modules all "
+            f"--max-loras-per-batch {VERSIONS + 1}"
+        )
+        command += "" if GPUS else " --lora-backend torch_native"
     env = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "HF_HUB_OFFLINE": "1"}
+    if options.lora_rank:
+        versions = VERSIONS if options.pause_mode == "versions" else 0
+        adapter = {"rank": options.lora_rank, "scaling": 1.0, "versions": versions}
+        env["SLUICE_LORA"] = json.dumps(adapter)
     if GPUS and options.load:
         # An update waits for the step that is being decoded, which graphs make as short as a job's.
         env["SLUICE_CUDA_GRAPH_MAX_BS"] = str(options.load)

@@ -12,7 +12,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from sluice.api import RLJobSpec
+from sluice.engines.protocol import ADAPTER_PREFIX
 from sluice.engines.sglang.layout import Layout
 from sluice.runtime.pod_env import Environment, read
 from sluice_trainer.model.huggingface_config import read_shape
@@ -61,6 +62,7 @@ def source(options: argparse.Namespace, directory: Path, way: str, attempt: int)
     net = building.build(transformer_config(shape, spec.trainer.parallelism, dtype=dtype), shape)
     for parameter in (parameter for chunk in net for parameter in chunk.parameters()):
         parameter.data.normal_(0.0, 0.02)
+    adapter = random_adapter(mapping.hf_tensors(net, shape), options.lora_rank)
     stack = ExitStack()
     session = stack.enter_context(connect(env, spec, threading.Event(), rank=ranks.rank)).engines
 
@@ -70,7 +72,8 @@ def source(options: argparse.Namespace, directory: Path, way: str, attempt: int)
         nonlocal receivers
         receivers = ranks_with_engines
         stack_name = None if options.single_experts else Layout().stack_name
-        return mapping.hf_tensors(net, shape, stack_name, receivers)
+        whole = mapping.hf_tensors(net, shape, stack_name, receivers)
+        return iter(adapter) if adapter else whole
 
     def update(version: int, bucket: int) -> tuple[float, dict[str, float]]:
         if options.load:
@@ -112,6 +115,22 @@ def source(options: argparse.Namespace, directory: Path, way: str, attempt: int)
     stack.close()
 
 
+def random_adapter(
+    weights: Iterable[tuple[str, torch.Tensor]], rank: int
+) -> list[tuple[str, torch.Tensor]]:
+    """A small adapter of all linear layers by PEFT's names; empty if the rank is 0."""
+    drawn = []
+    for name, weight in weights if rank else ():
+        layer = name.removesuffix(".weight")
+        if layer.endswith("_proj") and ".experts." not in layer:
+            outputs, inputs = weight.shape
+            for side, size in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                tensor = torch.empty(size, dtype=weight.dtype, device=weight.device)
+                key = f"{ADAPTER_PREFIX}{layer}.lora_{side}.weight"
+                drawn.append((key, tensor.normal_(0.0, 0.01)))
+    return sorted(drawn, key=lambda named: named[0])
+
+
 def conversion(
     weights: Callable[[], Iterator[tuple[str, torch.Tensor]]], bucket: int
 ) -> tuple[float, int]:
@@ -136,17 +155,21 @@ def synchronise() -> None:
 
 def job(options: argparse.Namespace, directory: Path, way: str) -> RLJobSpec:
     gpus = options.sources if GPUS else 0
+    # The trainer of a job that sends adapters; the ranks here take nothing else from it.
+    adapters = {"backend": "fsdp", "lora": {"rank": options.lora_rank}}
     return RLJobSpec.model_validate({
-        "model": {"path": str(directory), "init": "random"},
+        "model": {"path": str(directory), "init": "pretrained" if options.lora_rank else "random"},
         "data": {"prompts": [{"path": "none.jsonl"}]},
         "reward": {"type": "exact_match"},
         "rollout": {"gpusPerReplica": options.engine_gpus if GPUS else 0},
         "trainer": {
             "steps": 1, "gpusPerNode": gpus, "processesPerNode": options.sources,
             "parallelism": {"tensor": options.tensor, "expert": options.expert},
+            **(adapters if options.lora_rank else {}),
         },
         "weightSync": {
             "pauseMode": options.pause_mode, "timeoutSeconds": 120, "fanOut": way,
+            "lora": "adapter" if options.lora_rank else "merged",
         },
     })  # fmt: skip
 
