@@ -53,7 +53,11 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         _QWEN_VISION,
     ),
-    "gemma3-pictures": ("Gemma3", {"head_dim": 32, "sliding_window": 8}, _VISION),
+    "gemma3-pictures": (
+        "Gemma3",
+        {"head_dim": 32, "sliding_window": 8, "num_hidden_layers": 6},
+        _VISION,
+    ),
 }
 
 
@@ -62,7 +66,9 @@ def save_multimodal(name: str, directory: Path) -> Path:
     import transformers  # takes seconds, and child processes do not need it
 
     kind, text, vision = MULTIMODAL[name]
-    more = {"mm_tokens_per_image": 4} if kind == "Gemma3" else {}
+    # A picture is one token between two others.
+    tokens = {"boi_token_index": 5, "image_token_index": 7, "eoi_token_index": 6}
+    more = {**tokens, "mm_tokens_per_image": 1} if kind == "Gemma3" else {}
     config = getattr(transformers, f"{kind}Config")(
         text_config={**tiny._SHAPE, **text}, vision_config=vision, **more
     )
@@ -73,9 +79,8 @@ def save_multimodal(name: str, directory: Path) -> Path:
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
     (directory / "preprocessor_config.json").write_text('{"size": 16}')
-    if (
-        kind == "Gemma3"
-    ):  # transformers 4, which wrote the released checkpoints, had one more module
+    # transformers 4 wrote the released checkpoints, with one more module.
+    if kind == "Gemma3":
         rewrite(directory, lambda name: name.replace("vision_tower.", "vision_tower.vision_model."))
     return directory
 
