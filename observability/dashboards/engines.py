@@ -145,9 +145,14 @@ def _engines() -> list[Panel]:
               "Share of the cache in use. If it is full, requests are evicted and recomputed.",
               {"engine {{replica}}": usage}, highest=1),
         lines("Generated tokens", PER_SECOND, none(), "Tokens per second counted by the engine.",
-              {"engine {{replica}}": generated}, width=12),
+              {"engine {{replica}}": generated}),
         lines("Time to the first token", SECONDS, above(5, 30), "95th percentile.",
-              {"engine {{replica}}": f"histogram_quantile(0.95, {first})"}, width=12),
+              {"engine {{replica}}": f"histogram_quantile(0.95, {first})"}),
+        lines("Adapters", COUNT, none(),
+              "Adapters in the engine's memory, with weightSync.lora: adapter; pauseMode: versions "
+              "holds several.",
+              {"engine {{replica}}":
+               f"max by (replica) (sglang:lora_pool_slots_used{{{JOB}}})"}),
     ]
     # fmt: on
 
