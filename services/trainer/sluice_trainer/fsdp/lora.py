@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sluice.api.groups.lora import ALL_LINEAR, Lora, scaling
+from sluice.api.groups.lora import Lora, scaling
 from sluice_trainer.fsdp.families import decoder_layers, kept_modules
 from sluice_trainer.lora.files import (
     added,
-    check_config,
-    check_tensors,
+    first_adapter,
+    of_base,
     peft_config,
-    read_adapter,
+    shapes,
 )
 from sluice_trainer.lora.initial import initial_a
+from sluice_trainer.lora.targets import target_modules
 from sluice_trainer.model.huggingface_files import VALUE_HEAD
-from sluice_trainer.model.unsupported import UnsupportedModelError
 
 # peft is imported by the functions that need it: most jobs train no adapter.
 if TYPE_CHECKING:
@@ -46,7 +45,13 @@ def inject(model: Any, settings: Lora) -> None:
     """
     from peft import inject_adapter_in_model
 
-    config = peft_config(settings, target_modules(settings, model))
+    targets = target_modules(
+        settings,
+        _linear_layers(model),
+        model.config.model_type,
+        mixture=bool(_expert_counts(model)),
+    )
+    config = peft_config(settings, targets)
     if kept := kept_modules(model):
         # Their layers may have the names of the decoder's.
         config.exclude_modules = rf"({'|'.join(map(re.escape, kept))})\..*"
@@ -55,8 +60,7 @@ def inject(model: Any, settings: Lora) -> None:
 
 def adapter_config(model: Any, base: Path) -> LoraConfig:
     """Return PEFT's configuration of the adapter of `model`, trained from the checkpoint `base`."""
-    config: LoraConfig = model.peft_config[ADAPTER]
-    return dataclasses.replace(config, base_model_name_or_path=str(base), inference_mode=True)
+    return of_base(model.peft_config[ADAPTER], base)
 
 
 @torch.no_grad()
@@ -71,31 +75,9 @@ def initialise(model: Any, settings: Lora, seed: int) -> None:
                 parameter.copy_(initial_a(module, rank, inputs, seed))
         return
     directory = Path(settings.from_)
-    check_config(directory, adapter_config(model, directory), "lora.from")
-    tensors = read_adapter(directory)
-    check_tensors(directory, tensors, parameters)
+    tensors = first_adapter(directory, adapter_config(model, directory), shapes(parameters))
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
-
-
-def target_modules(settings: Lora, model: Any) -> set[str]:
-    """Return the names of the layers that get an adapter, without their places in the model.
-
-    Engines know layers by these names; they understand neither PEFT's words nor its patterns.
-    """
-    linear = _linear_layers(model)
-    excluded = set(settings.exclude_modules)
-    if unknown := sorted({*settings.target_modules, *excluded} - linear - {ALL_LINEAR}):
-        raise UnsupportedModelError(
-            f"trainer.lora: {', '.join(unknown)} is no linear layer of model_type "
-            f"{model.config.model_type!r}; it has {', '.join(sorted(linear))}"
-        )
-    targets = linear if ALL_LINEAR in settings.target_modules else set(settings.target_modules)
-    if not targets - excluded:
-        raise UnsupportedModelError(
-            "trainer.lora.excludeModules leaves no layer that could get an adapter"
-        )
-    return targets - excluded
 
 
 def _linear_layers(model: Any) -> set[str]:
@@ -103,15 +85,20 @@ def _linear_layers(model: Any) -> set[str]:
 
     A router is an `nn.Linear` in a few families only; its output is one number per expert.
     """
-    text = model.config.get_text_config()
-    counts = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = {getattr(text, count, None) for count in counts}
+    experts = _expert_counts(model)
     return {
         name.rpartition(".")[2]
         for block in decoder_layers(model.get_decoder() if kept_modules(model) else model)
         for name, module in block.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features not in experts - {None}
+        if isinstance(module, nn.Linear) and module.out_features not in experts
     }
+
+
+def _expert_counts(model: Any) -> set[int]:
+    """Return the numbers of experts that the model's config names; empty if it is no mixture."""
+    text = model.config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return {count for name in names if (count := getattr(text, name, None))}
 
 
 def trained_parameters(model: Any) -> dict[str, nn.Parameter]:

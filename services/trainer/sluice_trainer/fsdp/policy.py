@@ -30,6 +30,7 @@ from sluice_trainer.fsdp.lora import adapter_config, trained_parameters
 from sluice_trainer.fsdp.net import Net, forward, forward_values
 from sluice_trainer.fsdp.sharding import build, gathered, local_shard, reshard
 from sluice_trainer.lora.checkpoint import AdapterPart, read_part
+from sluice_trainer.lora.files import shapes
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.memory.staging import Staging
 from sluice_trainer.model.huggingface_files import HEAD, Config, stored
@@ -184,8 +185,8 @@ class ShardedPolicy(LearningPolicy):
 
     def _load_adapter(self, directory: Path, learner: ShardedLearner) -> dict[str, Any]:
         assert self._adapter
-        parameters = trained_parameters(learner.net.model)
-        state, user_state = read_part(directory, self._adapter, parameters)
+        trained = shapes(trained_parameters(learner.net.model))
+        state, user_state = read_part(directory, self._adapter, trained)
         checkpoint.set_adapter_state(learner, state)
         return user_state
 

@@ -22,6 +22,7 @@ from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.lora.files import (
     CONFIG,
     AdapterError,
+    Shapes,
     check_config,
     check_tensors,
     read_adapter,
@@ -127,11 +128,11 @@ def kind_problem(directory: Path, *, adapter: bool) -> str:
 
 
 def read_part(
-    directory: Path, config: LoraConfig, parameters: Mapping[str, Tensor]
+    directory: Path, config: LoraConfig, trained: Shapes
 ) -> tuple[AdapterState, dict[str, Any]]:
     """Read a part: the trained tensors, and the state that is equal on all ranks.
 
-    parameters: the trained parameters of the job, whose names and shapes the part must have.
+    trained: names and shapes of the job's trained parameters, which the part must have.
 
     Raises
     ------
@@ -145,7 +146,7 @@ def read_part(
         tensors = read_adapter(directory)
         stored = load_file(directory / OPTIMIZER)
         content = json.loads((directory / STATE).read_text())
-        check_tensors(directory, tensors, parameters)
+        check_tensors(directory, tensors, trained)
         moments = {key: {name: stored[f"{key}.{name}"] for name in tensors} for key in MOMENTS}
     except (AdapterError, OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(failed + str(error)) from error

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from sluice_trainer.model import safetensors_file
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+# Shapes of whole tensors by their names in the transformers model.
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 if TYPE_CHECKING:
@@ -56,6 +59,11 @@ def peft_config(settings: Lora, targets: Collection[str]) -> LoraConfig:
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def of_base(config: LoraConfig, base: Path) -> LoraConfig:
+    """Return the configuration of an adapter that was trained from the checkpoint `base`."""
+    return replace(config, base_model_name_or_path=str(base), inference_mode=True)
 
 
 def write_adapter(tensors: dict[str, Tensor], directory: Path, config: LoraConfig) -> None:
@@ -131,20 +139,38 @@ def read_config(directory: Path) -> dict[str, Any]:
     return stored
 
 
-def check_tensors(
-    directory: Path, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
-) -> None:
+def shapes(parameters: Mapping[str, Tensor]) -> Shapes:
+    """Return the shapes of parameters by name; of sharded ones, those of the whole tensors."""
+    return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+
+
+def first_adapter(directory: Path, config: LoraConfig, trained: Shapes) -> dict[str, Tensor]:
+    """Return the tensors of `lora.from`.
+
+    Raises
+    ------
+    AdapterError
+        It cannot be read, or has another shape than the adapter that the job trains.
+
+    """
+    check_config(directory, config, "lora.from")
+    tensors = read_adapter(directory)
+    check_tensors(directory, tensors, trained)
+    return tensors
+
+
+def check_tensors(directory: Path, tensors: Mapping[str, Tensor], trained: Shapes) -> None:
     """Raise AdapterError unless an adapter has the names and shapes of the trained parameters."""
-    if different := sorted(parameters.keys() ^ tensors.keys()):
-        has = "has no tensor" if different[0] in parameters else "has a tensor"
+    if different := sorted(trained.keys() ^ tensors.keys()):
+        has = "has no tensor" if different[0] in trained else "has a tensor"
         raise AdapterError(
             f"{directory} {has} {different[0]}: it is of another model, or adapts other layers"
         )
-    for name, parameter in parameters.items():
-        if tensors[name].shape != parameter.shape:
+    for name, shape in trained.items():
+        if tensors[name].shape != shape:
             raise AdapterError(
                 f"{directory}: {name} has shape {tuple(tensors[name].shape)}, but the model asks "
-                f"for {tuple(parameter.shape)}"
+                f"for {shape}"
             )
 
 
