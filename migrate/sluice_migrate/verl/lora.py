@@ -23,16 +23,12 @@ def take_lora(settings: Settings, model: str) -> LoraSettings:
 
 
 def lora(draft: Draft, taken: LoraSettings) -> None:
-    """Set `trainer.lora` if the rank is above 0 and the script does not train with Megatron."""
+    """Set `trainer.lora` if the rank is above 0."""
     rank, alpha, targets, excluded, path = taken
     if rank is None or rank.value in (0, None):
         return
     if draft.get("trainer.backend") is None:
         draft.set("trainer.backend", "fsdp", rank.name)  # verl's default too
-    if draft.get("trainer.backend") != "fsdp":
-        why = "only trainer.backend: fsdp trains adapters; this job trains all weights"
-        draft.note("not translated", rank.shown, why, rank.line)
-        return
     if not set_field(draft, "trainer.lora.rank", rank, as_integer):
         return
     if not set_field(draft, "trainer.lora.alpha", alpha, as_integer):

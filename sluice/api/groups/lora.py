@@ -36,8 +36,8 @@ class Lora(Model):
     target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=64)] = Field(
         [ALL_LINEAR],
         description="Names of the linear layers that get an adapter, such as q_proj, as PEFT "
-        "matches them. all-linear: every linear layer of the decoder, without routers and the "
-        "output layer.",
+        "matches them. all-linear: every linear layer of the decoder, without routers, the output "
+        "layer and, in a mixture, layers that have the name of a part of an expert.",
     )
     exclude_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(
         default_factory=list, description="Names of linear layers that get none."

@@ -257,11 +257,18 @@ class Trainer(Model):
             "cpuOffload",
         ),
         only_with("cpuOffloadFraction", field("cpuOffload") == "optimizer"),
-        only_with(
-            "lora",
-            _FSDP,
-            "only backend: fsdp trains adapters: set backend: fsdp, or leave lora out to train all "
-            "weights",
+        requires(
+            field("cpuOffload") == "optimizer",
+            ~field("lora").is_set,
+            "the optimizer of an adapter has megabytes: leave cpuOffload out",
+            "cpuOffload",
+        ),
+        requires(
+            field("deterministic").is_true,
+            ~field("lora").is_set,
+            "the trainer adds an adapter to the output of a layer and the engine to its weights, "
+            "which rounds differently: leave deterministic or lora out",
+            "deterministic",
         ),
         requires(
             any_set("optimizer.expAvgDtype", "optimizer.expAvgSqDtype"),

@@ -30,14 +30,16 @@ def model(example: Path, tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("sync", ["merged", "adapter"])
+@pytest.mark.parametrize(
+    ("backend", "sync"), [("fsdp", "merged"), ("fsdp", "adapter"), ("megatron", "merged")]
+)
 def test_an_adapter_trains_although_trainer_and_engine_are_killed(
-    sync: str, model: Path, laptop: Callable[..., Laptop]
+    backend: str, sync: str, model: Path, laptop: Callable[..., Laptop]
 ) -> None:
     run = laptop(
         f"model={{path: {model}, init: pretrained}}",
         f"weightSync.lora={sync}",
-        "trainer.backend=fsdp",
+        f"trainer.backend={backend}",
         f"trainer.lora={{rank: {RANK}, alpha: 8}}",
         "trainer.optimizer.lr=0.01",
         "trainer.steps=6",

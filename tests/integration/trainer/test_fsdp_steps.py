@@ -18,6 +18,7 @@ import torch
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.fsdp.policy import ShardedPolicy
+from sluice_trainer.policy.learning_policy import LearningPolicy
 from sluice_trainer.step import head
 from tests.integration.trainer import estimate_steps, plain, tiny
 from tests.integration.trainer.test_estimators import ALGORITHMS, same
@@ -39,12 +40,12 @@ def make(model: Path, /, **changes: Any) -> ShardedPolicy:
     return ShardedPolicy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
 
 
-def train(policy: ShardedPolicy, count: int = 8, seed: int = 0) -> dict[str, float]:
+def train(policy: LearningPolicy, count: int = 8, seed: int = 0) -> dict[str, float]:
     shard = tiny.batch(count, seed=seed)
     return policy.train([shard], [tiny.totals(shard)])
 
 
-def weights(policy: ShardedPolicy) -> dict[str, torch.Tensor]:
+def weights(policy: LearningPolicy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.hf_tensors()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,9 @@ from tests.integration.trainer import tiny
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def make(model: Path, moments: str = "fp32") -> MegatronPolicy:
+def make(model: Path, moments: str = "fp32", **more: Any) -> MegatronPolicy:
     trainer = {
+        **more,
         "gpusPerNode": int(DEVICE.type == "cuda"),
         "precision": "bf16",
         "optimizer": {"lr": 1e-4, "expAvgDtype": moments, "expAvgSqDtype": moments},
@@ -105,6 +107,20 @@ def test_weights_that_do_not_learn_need_not_be_adjacent(models: dict[str, Path])
             layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
     result, _ = experts(hidden, counts, probs)
     assert (result.float() - expected.float()).norm() < 0.02 * expected.float().norm()
+
+
+def test_weights_beside_adapters_are_used_in_place(models: dict[str, Path]) -> None:
+    adapted, whole = make(models["qwen3-moe"], lora={"rank": 4}), make(models["qwen3-moe"])
+    shard = tiny.batch(8, seed=0)
+    pairs = zip(adapted.log_probs(shard), whole.log_probs(shard), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    adapted.train([shard], [tiny.totals(shard)])
+    for experts in mixtures(adapted):
+        for name, stack in experts._stacks.items():
+            weights = [getattr(expert, name).weight for expert in experts.local_experts]
+            assert stack.weights is not None
+            assert stack.stacked().data_ptr() == weights[0].data_ptr()
+            assert not any(weight.requires_grad for weight in weights)
 
 
 def test_only_equally_spaced_tensors_are_viewed_as_one() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,52 +13,24 @@ import pytest
 import safetensors.torch
 import torch
 
-from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.lora.files import AdapterError
 from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import estimate_steps, plain, tiny
+from tests.integration.trainer.lora_jobs import JOBS, KL, LORA, TRAINER, make, options
 from tests.integration.trainer.test_conversion import sluice
 from tests.integration.trainer.test_fsdp_checkpoints import close, on_two
-from tests.integration.trainer.test_fsdp_steps import apart, make, train, weights
+from tests.integration.trainer.test_fsdp_steps import apart, train, weights
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-STEPS = 5
-LORA = {"rank": 4, "alpha": 8}
-TRAINER: dict[str, Any] = {
-    "stepsPerBatch": 2,
-    "maxTokensPerGpu": 256,
-    "optimizer": {"lr": 5e-3, "eps": tiny.EPS},
-    "lora": LORA,
-}
-LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-KL = {"kl": {"lossCoef": 0.05, "type": "k3"}}
-JOBS: dict[str, dict[str, Any]] = {
-    "grpo with a KL loss": {"algorithm": KL},
-    "ppo": {"algorithm": {"estimator": "ppo", "critic": {"lr": 5e-3}}},
-    "sft": {"algorithm": {"loss": {"type": "sft"}}},
-    "attention only, rank-stabilised": {
-        "algorithm": {},
-        "trainer": {
-            **TRAINER,
-            "lora": {"rank": 3, "targetModules": ["q_proj", "v_proj"], "rankStabilized": True},
-        },
-    },
-}
 Trained = tuple[dict[str, Any], Path]
 
 
-def options(name: str, model: Path, **changes: Any) -> dict[str, Any]:
-    trainer = {**TRAINER, **JOBS[name].get("trainer", {}), "backend": "fsdp"}
-    return {
-        "model": str(model),
-        "steps": STEPS,
-        "algorithm": JOBS[name]["algorithm"],
-        "trainer": trainer,
-        **changes,
-    }
+@pytest.fixture(params=["fsdp", "megatron"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +64,8 @@ def test_five_steps_on_two_ranks_equal_peft_with_adamw(
         assert ours == pytest.approx(theirs, rel=2e-5, abs=5e-6)
 
 
-def test_an_adapter_that_has_not_learned_changes_nothing(qwen3: Path) -> None:
-    policy = make(qwen3, trainer=TRAINER, algorithm=KL)
+def test_an_adapter_that_has_not_learned_changes_nothing(qwen3: Path, backend: str) -> None:
+    policy = make(qwen3, backend, trainer=TRAINER, algorithm=KL)
     assert apart(weights(policy), safetensors.torch.load_file(qwen3 / "model.safetensors")) == 0
     shard = tiny.batch(8, seed=0)
     reference = policy.reference_log_probs(shard)
@@ -103,8 +74,8 @@ def test_an_adapter_that_has_not_learned_changes_nothing(qwen3: Path) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_the_reference_stays_the_base_model(qwen3: Path) -> None:
-    policy = make(qwen3, trainer=TRAINER, algorithm=KL)
+def test_the_reference_stays_the_base_model(qwen3: Path, backend: str) -> None:
+    policy = make(qwen3, backend, trainer=TRAINER, algorithm=KL)
     shard = tiny.batch(8, seed=0)
     before = policy.reference_log_probs(shard)
     for seed in range(3):
@@ -118,8 +89,8 @@ def test_the_reference_stays_the_base_model(qwen3: Path) -> None:
     assert max((a - b).abs().max().item() for a, b in pairs) > 0.01
 
 
-def test_peft_loads_what_is_exported(qwen3: Path, tmp_path: Path) -> None:
-    policy = make(qwen3, trainer=TRAINER)
+def test_peft_loads_what_is_exported(qwen3: Path, backend: str, tmp_path: Path) -> None:
+    policy = make(qwen3, backend, trainer=TRAINER)
     for seed in range(2):
         train(policy, seed=seed)
     policy.export_hf(tmp_path / "merged")
@@ -135,14 +106,16 @@ def test_peft_loads_what_is_exported(qwen3: Path, tmp_path: Path) -> None:
             assert torch.allclose(log_probs, expected, atol=2e-5)
 
 
-def test_training_continues_from_an_adapter_of_peft(qwen3: Path, tmp_path: Path) -> None:
+def test_training_continues_from_an_adapter_of_peft(
+    qwen3: Path, backend: str, tmp_path: Path
+) -> None:
     config = peft.LoraConfig(
         r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False
     )
     torch.manual_seed(3)
     model = peft.get_peft_model(tiny.hf_model(qwen3), config)
     model.save_pretrained(str(tmp_path))
-    policy = make(qwen3, trainer={**TRAINER, "lora": {**LORA, "from": str(tmp_path)}})
+    policy = make(qwen3, backend, trainer={**TRAINER, "lora": {**LORA, "from": str(tmp_path)}})
     merged = dict(model.merge_and_unload().named_parameters())
     assert apart(weights(policy), {name: p.detach() for name, p in merged.items()}) < 1e-6
 
@@ -156,12 +129,12 @@ def test_training_continues_from_an_adapter_of_peft(qwen3: Path, tmp_path: Path)
     ],
 )
 def test_an_adapter_of_another_shape_is_refused(
-    qwen3: Path, tmp_path: Path, lora: dict[str, Any], message: str
+    qwen3: Path, backend: str, tmp_path: Path, lora: dict[str, Any], message: str
 ) -> None:
-    make(qwen3, trainer=TRAINER).export_adapter(tmp_path / "adapter")
+    make(qwen3, backend, trainer=TRAINER).export_adapter(tmp_path / "adapter")
     changed = {**LORA, "from": str(tmp_path / "adapter"), **lora}
     with pytest.raises(AdapterError, match=message):
-        make(qwen3, trainer={**TRAINER, "lora": changed})
+        make(qwen3, backend, trainer={**TRAINER, "lora": changed})
 
 
 @pytest.mark.parametrize(
@@ -177,19 +150,19 @@ def test_an_adapter_of_another_shape_is_refused(
     ],
 )
 def test_targets_that_a_model_lacks_are_refused(
-    qwen3: Path, lora: dict[str, Any], message: str
+    qwen3: Path, backend: str, lora: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
-        make(qwen3, trainer={**TRAINER, "lora": lora})
+        make(qwen3, backend, trainer={**TRAINER, "lora": lora})
 
 
-def test_dropout_is_in_training_passes_only(qwen3: Path) -> None:
-    policy = make(qwen3, trainer={**TRAINER, "lora": {**LORA, "dropout": 0.5}})
+def test_dropout_is_in_training_passes_only(qwen3: Path, backend: str) -> None:
+    policy = make(qwen3, backend, trainer={**TRAINER, "lora": {**LORA, "dropout": 0.5}})
     train(policy)
     shard = tiny.batch(8, seed=0)
     first, second = policy.log_probs(shard), policy.log_probs(shard)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    same = make(qwen3, trainer=TRAINER)
+    same = make(qwen3, backend, trainer=TRAINER)
     for seed in range(2):
         with_dropout, without = train(policy, seed=seed), train(same, seed=seed)
     assert with_dropout["train/grad_norm"] != without["train/grad_norm"]
@@ -206,25 +179,24 @@ def test_any_number_of_ranks_resumes_a_checkpoint(qwen3: Path, tmp_path: Path, n
     close(alone["history"], through["history"][3:])
 
 
-def test_a_checkpoint_of_all_weights_is_refused(qwen3: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_all_weights_is_refused(qwen3: Path, backend: str, tmp_path: Path) -> None:
     full = {key: value for key, value in TRAINER.items() if key != "lora"}
-    tiny.save(make(qwen3, trainer=full), tmp_path, 1)
+    tiny.save(make(qwen3, backend, trainer=full), tmp_path, 1)
     with pytest.raises(CheckpointError, match="holds all weights of a model"):
-        make(qwen3, trainer=TRAINER).load_latest(tmp_path)
+        make(qwen3, backend, trainer=TRAINER).load_latest(tmp_path)
 
 
-def test_a_checkpoint_of_an_adapter_is_refused_without_one(qwen3: Path, tmp_path: Path) -> None:
-    tiny.save(make(qwen3, trainer=TRAINER), tmp_path, 1)
+def test_a_checkpoint_of_an_adapter_is_refused_without_one(
+    qwen3: Path, tmp_path: Path, backend: str
+) -> None:
+    tiny.save(make(qwen3, "fsdp", trainer=TRAINER), tmp_path, 1)
     full = {key: value for key, value in TRAINER.items() if key != "lora"}
-    for backend in ("fsdp", "megatron"):
-        spec = tiny.spec(qwen3, trainer={**full, "backend": backend})
-        policy = backend_class(spec)(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
-        with pytest.raises(CheckpointError, match="it holds an adapter"):
-            policy.load_latest(tmp_path)
+    with pytest.raises(CheckpointError, match="it holds an adapter"):
+        make(qwen3, backend, trainer=full).load_latest(tmp_path)
 
 
 def test_convert_merges_and_extracts(qwen3: Path, tmp_path: Path) -> None:
-    policy = make(qwen3, trainer=TRAINER)
+    policy = make(qwen3, "fsdp", trainer=TRAINER)
     train(policy)
     tiny.save(policy, tmp_path / "checkpoints", 1)
     policy.export_adapter(tmp_path / "adapter")
@@ -246,7 +218,7 @@ def test_convert_merges_and_extracts(qwen3: Path, tmp_path: Path) -> None:
 def test_an_adapter_of_another_model_is_not_merged(
     qwen3: Path, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    make(models["qwen3-tied"], trainer=TRAINER).export_adapter(tmp_path / "adapter")
+    make(models["qwen3-tied"], "fsdp", trainer=TRAINER).export_adapter(tmp_path / "adapter")
     done = sluice("merge-adapter", tmp_path / "adapter", tmp_path / "merged", "--like", qwen3)
     assert done.returncode == 2
     assert "another model's adapter" in done.stderr
@@ -265,7 +237,7 @@ def test_an_adapter_of_another_model_is_not_merged(
 def test_an_adapter_that_would_be_merged_wrong_is_refused(
     qwen3: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    make(qwen3, trainer=TRAINER).export_adapter(tmp_path / "adapter")
+    make(qwen3, "fsdp", trainer=TRAINER).export_adapter(tmp_path / "adapter")
     path = tmp_path / "adapter/adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(AdapterError, match=message):
@@ -274,9 +246,9 @@ def test_an_adapter_that_would_be_merged_wrong_is_refused(
 
 
 def test_a_checkpoint_of_another_model_is_refused(
-    qwen3: Path, models: dict[str, Path], tmp_path: Path
+    qwen3: Path, backend: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
     """The layers have the same names, but the other model has more of them."""
-    tiny.save(make(models["qwen3-tied"], trainer=TRAINER), tmp_path, 1)
+    tiny.save(make(models["qwen3-tied"], backend, trainer=TRAINER), tmp_path, 1)
     with pytest.raises(CheckpointError, match="it is of another model"):
-        make(qwen3, trainer=TRAINER).load_latest(tmp_path)
+        make(qwen3, backend, trainer=TRAINER).load_latest(tmp_path)

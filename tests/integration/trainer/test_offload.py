@@ -54,14 +54,26 @@ def held(policy: MegatronPolicy) -> int:
     return sum(storage.nbytes() for storage in storages)
 
 
-@pytest.mark.parametrize("algorithm", [{}, PPO], ids=["grpo", "ppo with critic and reference"])
+@pytest.mark.parametrize(
+    ("algorithm", "trainer"),
+    [
+        pytest.param({}, {}, id="grpo"),
+        pytest.param(PPO, {}, id="ppo with critic and reference"),
+        pytest.param(PPO, {"lora": {"rank": 4}}, id="ppo with adapters"),
+    ],
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("what", ["optimizer", "all"])
 def test_training_goes_on_to_the_bit(
-    qwen3: Path, tmp_path: Path, what: str, precision: str, algorithm: dict[str, Any]
+    qwen3: Path,
+    tmp_path: Path,
+    what: str,
+    precision: str,
+    algorithm: dict[str, Any],
+    trainer: dict[str, Any],
 ) -> None:
-    plain = make(qwen3, algorithm, precision=precision)
-    shared = make(qwen3, algorithm, precision=precision, colocate=True, offload=what)
+    plain = make(qwen3, algorithm, precision=precision, **trainer)
+    shared = make(qwen3, algorithm, precision=precision, colocate=True, offload=what, **trainer)
     for seed in range(3):
         assert step(shared, seed) == step(plain, seed)
         shared.offload(weights=False)
@@ -75,7 +87,7 @@ def test_training_goes_on_to_the_bit(
             shared.offload(weights=True)
         shared.restore()
     tiny.save(shared, tmp_path, 3)
-    resumed = make(qwen3, algorithm, precision=precision, colocate=True, offload=what)
+    resumed = make(qwen3, algorithm, precision=precision, colocate=True, offload=what, **trainer)
     resumed.offload(weights=True)
     resumed.restore()
     assert resumed.load_latest(tmp_path) == 3

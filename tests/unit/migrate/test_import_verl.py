@@ -508,10 +508,10 @@ def test_a_pattern_of_layers_is_not_translated() -> None:
     assert "it takes no patterns" in unwrapped(done)
 
 
-def test_adapters_of_megatron_are_reported() -> None:
+def test_adapters_of_megatron_are_translated() -> None:
     done = verl(f"actor_rollout_ref.actor.strategy=megatron {LORA}")
-    assert "lora" not in spec_of(done)["trainer"]
-    assert "only trainer.backend: fsdp trains adapters" in unwrapped(done)
+    adapter = {"rank": 16, "alpha": 32, "excludeModules": ["gate_proj"]}
+    assert spec_of(done)["trainer"]["lora"] == adapter
 
 
 def test_a_rank_of_0_trains_all_weights() -> None:

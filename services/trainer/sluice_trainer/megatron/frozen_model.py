@@ -14,7 +14,7 @@ from sluice.api.groups.distillation import Distillation
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.step.forward import forward, head, hidden_states
-from sluice_trainer.megatron.step.learner import model_config, score
+from sluice_trainer.megatron.step.learner import MegatronLearner, model_config, score
 from sluice_trainer.model.huggingface_config import ModelShape, read_shape
 from sluice_trainer.policy.teacher import check_vocabulary, reference_weights, teacher_directory
 from sluice_trainer.step.divergence import TeacherDivergence
@@ -86,12 +86,36 @@ class MegatronFrozenModel:
         return TeacherDivergence(last, distillation.whole, distillation.mixture)
 
 
-def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> MegatronFrozenModel | None:
-    """Return the reference policy, or None if the job has no KL term."""
+class BaseModel(MegatronFrozenModel):
+    """The weights of a policy without its adapters."""
+
+    def __init__(
+        self, spec: RLJobSpec, size: MicroBatchSize, shape: ModelShape, policy: MegatronLearner
+    ) -> None:
+        assert policy.adapters is not None
+        self._spec, self._size, self._shape = spec, size, shape
+        self.chunks, self._adapters = policy.chunks, policy.adapters
+
+    def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
+        # Its routers choose the experts, as those of any other reference do.
+        shard = [replace(sequence, experts=None) for sequence in shard]
+        with self._adapters.disabled():
+            return super().log_probs(shard)
+
+
+def reference(
+    spec: RLJobSpec, size: MicroBatchSize, model_dir: Path, policy: MegatronLearner
+) -> MegatronFrozenModel | None:
+    """Return the reference policy, or None if the job has no KL term.
+
+    A policy with adapters has it already: it is the model without them.
+    """
     weights = reference_weights(spec, model_dir)
     if weights is None:
         return None
     directory, drawn = weights
+    if policy.adapters and directory == model_dir:
+        return BaseModel(spec, size, read_shape(directory), policy)
     return MegatronFrozenModel(spec, size, read_shape(directory), None if drawn else directory)
 
 

@@ -23,12 +23,16 @@ from sluice.api.groups.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
 from sluice.engines.protocol import StackName
 from sluice_trainer.batch.sequences import TrainSequence
+from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
+from sluice_trainer.lora.checkpoint import AdapterPart, read_part
 from sluice_trainer.megatron import frozen_model, parallel
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process
 from sluice_trainer.megatron.checkpoints import checkpoint
+from sluice_trainer.megatron.checkpoints.adapter_state import adapter_state, set_adapter_state
 from sluice_trainer.megatron.huggingface import mapping
+from sluice_trainer.megatron.lora import Adapters
 from sluice_trainer.megatron.model import replay
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.model.config import check_mixture
@@ -40,7 +44,7 @@ from sluice_trainer.megatron.step.routing_recorder import RoutingRecorder
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.memory.staging import Staging
 from sluice_trainer.model import deterministic
-from sluice_trainer.model.huggingface_config import read_shape
+from sluice_trainer.model.huggingface_config import ModelShape, read_shape
 from sluice_trainer.model.unsupported import check_tied
 from sluice_trainer.policy import critic
 from sluice_trainer.policy.learning_policy import LearningPolicy
@@ -91,16 +95,16 @@ class MegatronPolicy(LearningPolicy):
         # The schedule excludes the steps in which only the critic learns.
         own_steps = steps_of_policy(total_steps, critic)
         size, rates = self._micro_batch_size, spec.trainer.optimizer
-        self._learner = MegatronLearner(chunks, config, spec, size, rates, own_steps)
-        self._reference = frozen_model.reference(spec, size, model_dir)
+        adapters = _adapters(spec, chunks, self.shape)
+        self._adapter = adapters.config(model_dir) if adapters else None
+        self._learner = MegatronLearner(chunks, config, spec, size, rates, own_steps, adapters)
+        self._reference = frozen_model.reference(spec, size, model_dir, self._learner)
         self._teacher = frozen_model.teacher(spec, size, self.shape, model_dir)
         self.critic = _critic(spec, size, critic, model_dir, total_steps) if critic else None
-        frozen = [model.chunks for model in (self._reference, self._teacher) if model]
-        learners = [
-            learner for learner in self._learners.values() if isinstance(learner, MegatronLearner)
-        ]
+        scorers = [model.chunks for model in (self._reference, self._teacher) if model]
+        frozen = [chunks for chunks in scorers if chunks is not self._learner.chunks]
         self._offload = _offload(
-            spec.trainer.offloaded, learners, [chunk for chunks in frozen for chunk in chunks]
+            spec.trainer.offloaded, list(self._parts.values()), list(chain(*frozen))
         )
         self._staging = {name: Staging() for name in self._learners}
         # Megatron collects garbage at every save, and would search everything that imports have
@@ -132,24 +136,60 @@ class MegatronPolicy(LearningPolicy):
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         chunks = [chunk.module for chunk in self._learner.chunks]
-        return mapping.hf_tensors(chunks, self.shape, stack_name, receivers)
+        adapters = self._learner.adapters
+        merged = adapters.merged if adapters else None
+        return mapping.hf_tensors(chunks, self.shape, stack_name, receivers, merged)
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        assert self._learner.adapters is not None
+        return self._learner.adapters.tensors()
 
     @property
-    def _parts(self) -> checkpoint.Parts:
+    def _parts(self) -> dict[str, MegatronLearner]:
         return {
-            name: (learner.chunks, learner.optimizer)
+            name: learner
             for name, learner in self._learners.items()
             if isinstance(learner, MegatronLearner)
         }
 
+    @property
+    def _whole_models(self) -> checkpoint.Parts:
+        return {name: (part.chunks, part.optimizer) for name, part in self._parts.items()}
+
     def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
-        return checkpoint.collectors(self._parts, state, self._staging)
+        if self._adapter is None:
+            return checkpoint.collectors(self._whole_models, state, self._staging)
+        return {name: partial(self._collect_adapter, name, state) for name in self._parts}
+
+    def _collect_adapter(self, name: str, state: dict[str, Any], directory: Path) -> AdapterPart:
+        part = self._parts[name]
+        assert self._adapter is not None
+        assert part.adapters is not None
+        trained = adapter_state(part.adapters, part.optimizer, self.ranks)
+        return AdapterPart(trained, self._adapter, state, directory, self.ranks)
 
     def _writer_messages(self) -> AbstractContextManager[list[str]]:
         return checkpoint_writer_in_process()
 
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
-        return checkpoint.load(directory, step, self._parts, self.ranks)
+        if self._adapter is None:
+            return checkpoint.load(directory, step, self._whole_models, self.ranks)
+        final = checkpoint_writer.verified(directory, step, self._parts, self.ranks)
+        states = [self._load_adapter(final / name, part) for name, part in self._parts.items()]
+        return states[0]
+
+    def _load_adapter(self, directory: Path, part: MegatronLearner) -> dict[str, Any]:
+        assert self._adapter is not None
+        assert part.adapters is not None
+        state, user_state = read_part(directory, self._adapter, part.adapters.shapes)
+        set_adapter_state(part.adapters, part.optimizer, state)
+        return user_state
+
+
+def _adapters(spec: RLJobSpec, chunks: list[Any], shape: ModelShape) -> Adapters | None:
+    """Add the adapters of `trainer.lora` to a model with its initial weights, if there are any."""
+    lora = spec.trainer.lora
+    return Adapters(chunks, shape, lora, spec.data.seed) if lora else None
 
 
 def _critic(
@@ -171,7 +211,8 @@ def _critic(
     drawn = settings.model_path is None and spec.model.init == "random"
     load_initial(chunks, shape, None if drawn else directory, spec.data.seed)
     rates = critic.rates(settings, spec.trainer.optimizer)
-    learner = MegatronLearner(chunks, config, spec, size, rates, total_steps)
+    adapters = _adapters(spec, chunks, shape)
+    learner = MegatronLearner(chunks, config, spec, size, rates, total_steps, adapters)
     return critic.CriticModel(settings, learner, forward_values)
 
 

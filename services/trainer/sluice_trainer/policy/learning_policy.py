@@ -20,7 +20,6 @@ from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.engines.protocol import ADAPTER_PREFIX, StackName
-from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.algorithms import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
@@ -159,9 +158,9 @@ class LearningPolicy(ABC):
         tensors = sorted(self.adapter_tensors().items())
         return ((ADAPTER_PREFIX + name, tensor.to(dtype)) for name, tensor in tensors)
 
+    @abstractmethod
     def adapter_tensors(self) -> dict[str, Tensor]:
         """Return the adapter's whole tensors in float32, by PEFT's names. Collective."""
-        raise ConfigurationError("this trainer backend trains no adapters: choose fsdp")
 
     @property
     def _learners(self) -> Mapping[str, Learner]:

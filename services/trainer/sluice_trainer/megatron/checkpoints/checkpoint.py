@@ -176,16 +176,16 @@ def _state(
     stored: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the sharded state to write, or to load if `stored`, a table of contents, is given."""
-    _allocate_optimizer_state(optimizer)
+    allocate_optimizer_state(optimizer)
     weights = weights_state([chunk.module for chunk in chunks])
     part_state = state_to_write if stored is None else partial(state_to_load, stored=stored)
     return {
         **weights,
         "optimizer": {
             f"part{number}": part_state(part, weights)
-            for number, part in enumerate(_parts(optimizer))
+            for number, part in enumerate(optimizers_with_state(optimizer))
         },
-        "adam_step": _adam_step(optimizer),
+        "adam_step": adam_step(optimizer),
         "rng": _rng(),
         "user": user_state,
     }
@@ -223,7 +223,7 @@ def _restore_rng(states: dict[str, torch.Tensor]) -> None:
 # in another layout.
 
 
-def _parts(optimizer: Any) -> list[Any]:
+def optimizers_with_state(optimizer: Any) -> list[Any]:
     """Return Megatron's optimizers that have a state, which one without parameters has not.
 
     A pipeline stage without experts has such an optimizer for them.
@@ -231,27 +231,38 @@ def _parts(optimizer: Any) -> list[Any]:
     return [part for part in optimizers(optimizer) if part.buffers]
 
 
-def _adam_step(optimizer: Any) -> int:
-    states = [state for part in _parts(optimizer) for state in part.optimizer.state.values()]
+def adam_step(optimizer: Any) -> int:
+    """Return the steps that Adam has taken."""
+    states = [
+        state
+        for part in optimizers_with_state(optimizer)
+        for state in part.optimizer.state.values()
+    ]
     steps = {int(state["step"]) for state in states}
     assert len(steps) == 1, steps
     return steps.pop()
 
 
 def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> None:
-    for number, part in enumerate(_parts(optimizer)):
+    for number, part in enumerate(optimizers_with_state(optimizer)):
         take_state(part, tensors.get(f"part{number}", {}))  # a rank may hold no share of it
+    set_adam_step(optimizer, step)
+
+
+def set_adam_step(optimizer: Any, step: int) -> None:
+    """Set the steps that Adam has taken."""
+    for part in optimizers_with_state(optimizer):
         for state in part.optimizer.state.values():
             state["step"].fill_(step)
 
 
-def _allocate_optimizer_state(optimizer: Any) -> None:
+def allocate_optimizer_state(optimizer: Any) -> None:
     """Create the state of an Adam that has taken no step: zero moments, weights as they are.
 
     Megatron asserts that it exists. A load overwrites it, and a policy is saved so during its
     critic's warm-up.
     """
-    for part in _parts(optimizer):
+    for part in optimizers_with_state(optimizer):
         if part.optimizer.state:
             continue
         # Otherwise weight decay would change the weights. Each step sets its rate.

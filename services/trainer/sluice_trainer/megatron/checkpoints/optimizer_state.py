@@ -85,6 +85,28 @@ def take_state(optimizer: Any, tensors: dict[int, dict[str, Tensor]]) -> None:
             share.copy_(tensors[number][name].view(-1)[held.start : held.end])
 
 
+def whole_state(optimizer: Any) -> dict[Tensor, dict[str, Tensor]]:
+    """Return the state of each parameter, [elements], on every data-parallel rank. Collective."""
+    rank = optimizer.data_parallel_group.rank()
+    return {
+        parameter: _gather_state(
+            optimizer, parameter, _share(optimizer, parameter) if first <= rank <= last else {}
+        )
+        for parameter, first, last in _parameter_ranks(optimizer)
+    }
+
+
+def set_whole_state(optimizer: Any, moments: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+    """Set this rank's share of the moments of each parameter."""
+    rank = optimizer.data_parallel_group.rank()
+    for parameter, first, last in _parameter_ranks(optimizer):
+        if first <= rank <= last:
+            held = optimizer._get_model_param_range_map(parameter)["param"]
+            share = _share(optimizer, parameter)
+            for name, tensor in moments[parameter].items():
+                share[name].copy_(tensor.view(-1)[held.start : held.end])
+
+
 def _dtype(stored: Mapping[str, Any], name: str, like: Any) -> torch.dtype:
     """Return the stored type; float32 for a missing tensor, which Megatron then reports."""
     entry = stored.get(_key(name, like))

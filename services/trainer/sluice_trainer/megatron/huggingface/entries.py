@@ -1,7 +1,8 @@
 """Table of the Hugging Face tensors that make up each Megatron parameter, for all families.
 
 An `Entry` is read in both directions. Loading arranges Hugging Face tensors into one full tensor
-and takes this rank's share; exporting gathers the shares and takes the arrangement apart.
+and takes this rank's share; exporting gathers the shares and takes the arrangement apart. The
+arrangement of a weight moves rows only, and works for any number of columns.
 """
 
 from __future__ import annotations
@@ -253,12 +254,12 @@ def _qkv(parameter: str, prefix: str, kind: str, shape: ModelShape) -> Entry:
 
     def arrange(tensors: list[Tensor]) -> Tensor:
         return torch.cat(
-            [t.view(groups, n, *rest) for t, n in zip(tensors, rows, strict=True)], dim=1
+            [t.view(groups, n, *t.shape[1:]) for t, n in zip(tensors, rows, strict=True)], dim=1
         )
 
     def take_apart(full: Tensor) -> list[Tensor]:
         return [
-            part.reshape(groups * n, *rest)
+            part.reshape(groups * n, *full.shape[2:])
             for part, n in zip(torch.split(full, rows, dim=1), rows, strict=True)
         ]
 
@@ -284,7 +285,7 @@ def _fused_gate_up(parameter: str, prefix: str, hidden: int, ffn: int) -> Entry:
         hf,
         full,
         1,
-        lambda tensors: tensors[0].view(full),
+        lambda tensors: tensors[0].view(2, ffn, -1),
         lambda both: [both.flatten(0, 1)],
     )
 

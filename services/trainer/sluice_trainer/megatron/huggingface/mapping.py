@@ -7,7 +7,7 @@ shares over tensor-, expert- and pipeline-parallel ranks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from sluice.engines.protocol import StackName
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron.huggingface.entries import Entry, entries
 from sluice_trainer.model.huggingface_config import ModelShape
 from sluice_trainer.model.huggingface_files import EMBEDDING
@@ -31,12 +32,37 @@ def named_tensors(chunks: list[Any]) -> dict[str, list[Tensor]]:
     """Return parameters and persistent buffers of this rank's GPTModel chunks, by name.
 
     Layers are numbered over the whole model, not from the chunk's first. The number of an expert is
-    `*`: that list holds this rank's experts in order. All other lists have one element.
+    `*`: that list holds this rank's experts in order. All other lists have one element. Adapters
+    are no part of it.
     """
     result: dict[str, list[Tensor]] = {}
     for model in chunks:
         result |= _cached(model, "tensors", partial(_tensors_of, model))
     return result
+
+
+def named_trained(chunks: list[Any]) -> dict[str, list[Tensor]]:
+    """Return the parameters that learn in chunks with adapters, each alone in a list."""
+    return {
+        _numbered(model, name): [parameter]
+        for model in chunks
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def named_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the modules of a GPTModel; layers are numbered over the whole model."""
+    for name, module in list(model.named_modules()):
+        yield _numbered(model, name), module
+
+
+def _numbered(model: Any, name: str) -> str:
+    """Return a name with the layer's number in the whole model."""
+    parts = name.split(".")
+    if parts[:2] == ["decoder", "layers"] and len(parts) > 2:
+        parts[2] = str(model.decoder.layers[int(parts[2])].layer_number - 1)
+    return ".".join(parts)
 
 
 def _cached(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str, T]:
@@ -52,15 +78,11 @@ def _cached(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str
 
 def _tensors_of(model: Any) -> dict[str, list[Tensor]]:
     numbered: dict[str, dict[int, Tensor]] = {}
-    number = {str(i): str(layer.layer_number - 1) for i, layer in enumerate(model.decoder.layers)}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor):  # Megatron's extra states
+        if not isinstance(tensor, Tensor) or ".adapter." in name:  # Megatron's extra states
             continue
-        parts = name.split(".")
-        if parts[:2] == ["decoder", "layers"]:
-            parts[2] = number[parts[2]]
         expert = _EXPERT.search(name)
-        numbered.setdefault(without_expert_number(".".join(parts)), {})[
+        numbered.setdefault(without_expert_number(_numbered(model, name)), {})[
             int(expert[2]) if expert else 0
         ] = tensor
     # state_dict does not list experts in order.
@@ -118,6 +140,18 @@ def load(
                 _load_entry(entry, targets, read)
     if missing:
         raise KeyError(f"no Hugging Face tensor is known for {', '.join(sorted(missing))}")
+
+
+@torch.no_grad()
+def fill(
+    table: Iterable[Entry],
+    held: Mapping[str, list[Tensor]],
+    read: Callable[[str, tuple[int, ...]], Tensor],
+) -> None:
+    """Set those of this rank's tensors that the table names, from full ones, as `load` does."""
+    for entry in table:
+        if entry.parameter in held:
+            _load_entry(entry, held[entry.parameter], read)
 
 
 def _load_entry(
@@ -181,6 +215,7 @@ def hf_tensors(
     shape: ModelShape,
     stack_name: StackName | None = None,
     receivers: frozenset[int] | None = None,
+    merged: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield name and full tensor of every Hugging Face weight, in the parameters' dtype.
 
@@ -200,6 +235,8 @@ def hf_tensors(
         otherwise tensors come in the order of a checkpoint.
     receivers
         Ranks that need the tensors; None: all. Other ranks may yield no tensors.
+    merged
+        Returns this rank's share of a parameter with an adapter added in, by the parameter's name.
 
     """
     held = named_tensors(chunks)
@@ -208,11 +245,12 @@ def hf_tensors(
     gathering = _receivers(chunks[0], receivers)
 
     def whole(entry: Entry) -> Tensor | None:
-        tensors = held.get(entry.parameter)
-        parts = [tensor.detach() for tensor in tensors or ()]
+        parts = [tensor.detach() for tensor in held.get(entry.parameter, ())]
+        if merged is not None and entry.group == "tensor":
+            parts = [merged(entry.parameter, part) for part in parts]
         full = _gather(entry, parts, gathering) if parts else None
         return (
-            _broadcast_over_pipeline(entry, full, owners, like)
+            _broadcast_over_pipeline(entry, full, owners, like.dtype)
             if gathering.includes_this_rank
             else None
         )
@@ -222,6 +260,21 @@ def hf_tensors(
     yield from (
         stack_experts(arranged, stack_name) if stack_name else in_checkpoint_order(shape, arranged)
     )
+
+
+def whole_tensors(
+    table: Iterable[Entry], held: Mapping[str, list[Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and full tensor of the table's Hugging Face tensors, on all ranks. Collective.
+
+    held: this rank's tensors by the parameters' names; they are float32.
+    """
+    owners, everyone = _owners(held), find_receivers(None)
+    for entry in table:
+        parts = [tensor.detach() for tensor in held.get(entry.parameter, ())]
+        full = _gather(entry, parts, everyone) if parts else None
+        full = _broadcast_over_pipeline(entry, full, owners, torch.float32)
+        yield from zip((name for name, _ in entry.hf), entry.take_apart(full), strict=True)
 
 
 def stack_experts(
@@ -314,7 +367,7 @@ def plan(shape: ModelShape, tensor: int) -> tuple[tuple[Entry, ...], tuple[str, 
     )
 
 
-def _owners(tensors: dict[str, list[Tensor]]) -> dict[str, int]:
+def _owners(tensors: Mapping[str, list[Tensor]]) -> dict[str, int]:
     """Return the global rank of the pipeline stage that holds each parameter.
 
     Empty without pipeline parallelism.
@@ -332,14 +385,17 @@ def _owners(tensors: dict[str, list[Tensor]]) -> dict[str, int]:
 
 
 def _broadcast_over_pipeline(
-    entry: Entry, full: Tensor | None, owners: dict[str, int], like: Tensor
+    entry: Entry, full: Tensor | None, owners: dict[str, int], dtype: torch.dtype
 ) -> Tensor:
-    """Return the entry's full tensor on every pipeline stage, from the stage that holds it."""
+    """Return the entry's full tensor on every pipeline stage, from the stage that holds it.
+
+    dtype: type of the model's parameters.
+    """
     if not owners:
         assert full is not None
         return full
     if full is None:
-        full = torch.empty(entry.full, dtype=entry.dtype or like.dtype, device=like.device)
+        full = torch.empty(entry.full, dtype=entry.dtype or dtype, device=DEVICE)
     full = full.contiguous()
     dist.broadcast(
         full, owners[entry.parameter], group=parallel_state.get_pipeline_model_parallel_group()

@@ -35,6 +35,10 @@ class ValueHead(torch.nn.Linear):
         super().__init__(config.hidden_size, 1, bias=False)
         self.sequence_parallel = config.sequence_parallel
 
+    def forward(self, hidden: Tensor) -> Tensor:
+        # The head is float32 beside adapters, in a model of any precision.
+        return torch.nn.functional.linear(hidden, self.weight.to(hidden.dtype))
+
 
 @megatron_device()
 def build(

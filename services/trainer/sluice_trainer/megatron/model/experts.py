@@ -20,8 +20,8 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
 
     Each expert keeps its weights, so checkpoints and conversion are unaffected. The weights of a
     model that learns are adjacent in Megatron's buffers, and so are their gradients; both are used
-    in place. Other weights are stacked in each pass. In float32, and for an empty row, experts run
-    one after another.
+    in place. So are frozen weights after `join_frozen_weights`. Other weights are stacked in each
+    pass. In float32, and for an empty row, experts run one after another.
     """
 
     local_experts: torch.nn.ModuleList
@@ -52,6 +52,17 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         ends = torch.cumsum(tokens_per_expert, 0).to(hidden.device, torch.int32)
         inner = _gated(self._product(hidden, "linear_fc1", ends), probs)
         return self._product(inner, "linear_fc2", ends), None
+
+    def join_frozen_weights(self) -> None:
+        """Move the experts' weights, which do not learn, to adjacent memory.
+
+        A backward pass through weights that are stacked for it keeps all of these copies.
+        """
+        for name in ("linear_fc1", "linear_fc2"):
+            weights = [getattr(expert, name).weight for expert in self.local_experts]
+            joined = torch.stack([weight.detach() for weight in weights])
+            for weight, place in zip(weights, joined, strict=True):
+                weight.data = place
 
     def _product(self, rows: Tensor, name: str, ends: Tensor) -> Tensor:
         """Multiply each row by its expert's weight: [n, in] -> [n, out].

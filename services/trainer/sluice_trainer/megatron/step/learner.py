@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pa
 from sluice_trainer.distributed.device import DEVICE, compute_dtype
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.megatron.lora import Adapters
 from sluice_trainer.megatron.model.building import distribute
 from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.model.layout import RowSplit, packing
@@ -92,8 +94,10 @@ class MegatronLearner(Learner):
         size: MicroBatchSize,
         optimizer: Optimizer,
         total_steps: int | None,
+        adapters: Adapters | None = None,
     ) -> None:
         super().__init__(spec, optimizer, total_steps)
+        self.adapters = adapters
         self._layout, self._size = spec.trainer.parallelism, size
         self.chunks = distribute(chunks, config)
         self.optimizer = build_optimizer(
@@ -114,7 +118,8 @@ class MegatronLearner(Learner):
         return score(self.chunks, shard, self._layout, self._size, forward)
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
-        return train_step(self.chunks, self.optimizer, batches, forward, loss)
+        with self.adapters.dropping() if self.adapters else nullcontext():
+            return train_step(self.chunks, self.optimizer, batches, forward, loss)
 
 
 @megatron_device()
