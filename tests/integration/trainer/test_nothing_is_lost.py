@@ -16,6 +16,7 @@ from torch import Tensor
 from sluice.model_parts import kept_parts_of
 from sluice_trainer.fsdp import conversion as fsdp
 from sluice_trainer.fsdp.policy import ShardedPolicy
+from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.megatron.checkpoints import conversion as megatron
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.model.unsupported import UnsupportedModelError
@@ -83,6 +84,12 @@ def assert_complete(source: Path, exported: Path) -> None:
     assert others(exported) == others(source)
 
 
+def assert_same(first: Path, second: Path) -> None:
+    ours, theirs = stored(first), stored(second)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 FSDP = [*OTHERS, *MULTIMODAL, "qwen3-tied", "qwen3-moe", "glm4", "glm4-moe", "deepseek-v3"]
 
 
@@ -107,9 +114,7 @@ def test_an_export_has_all_tensors_of_the_checkpoint(
     (fsdp if backend == "fsdp" else megatron).dist_to_hf(
         tmp_path / "checkpoints", source, tmp_path / "to", shard_bytes=100_000
     )
-    converted = stored(tmp_path / "to")
-    assert all(torch.equal(converted.pop(k), v) for k, v in stored(tmp_path / "hf").items())
-    assert not converted
+    assert_same(tmp_path / "to", tmp_path / "hf")
 
 
 def test_a_source_in_several_files_keeps_its_dtypes_and_buffers(tmp_path: Path) -> None:
@@ -187,14 +192,17 @@ def test_engines_get_the_names_of_a_released_checkpoint(tmp_path: Path) -> None:
             assert dict(policy.hf_tensors()).keys() == names
 
 
-def test_an_adapter_is_added_to_the_language_model_alone(tmp_path: Path) -> None:
-    source = save("gemma3-pictures", tmp_path / "source")
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_an_adapter_is_added_to_the_language_model_alone(tmp_path: Path, name: str) -> None:
+    source = save(name, tmp_path / "source")
     policy = trained(source, "fsdp", lora={"rank": 4, "alpha": 8})
     policy.export_adapter(tmp_path / "adapter")
     names = load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
     assert names
-    assert all(".language_model." in name for name in names)
+    assert not any(part in name for name in names for part in KEPT)
     policy.export_hf(tmp_path / "hf")
+    merge_adapter(tmp_path / "adapter", source, tmp_path / "merged")
+    assert_same(tmp_path / "merged", tmp_path / "hf")
     before, after = stored(source), stored(tmp_path / "hf")
     assert after.keys() == before.keys()
     changed = [name for name in before if not torch.equal(before[name], after[name])]

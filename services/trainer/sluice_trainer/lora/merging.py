@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from sluice_trainer.model.huggingface_files import (
     stored_tensors,
 )
 
+_AROUND = re.compile(r"^(model\.|language_model\.)+")
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -55,8 +57,16 @@ def extract_adapter(checkpoint: Path, target: Path) -> None:
         shutil.copyfile(checkpoint / name, target / name)
 
 
+def _place(name: str) -> str:
+    """Return a tensor's name within the language model.
+
+    A multimodal checkpoint has other modules around its language model than transformers.
+    """
+    return _AROUND.sub("", name)
+
+
 def _merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
-    tensors = read_adapter(adapter)
+    tensors = {_place(name): tensor for name, tensor in read_adapter(adapter).items()}
     config = read_config(adapter)
     factor = scaling(
         config["r"], config["lora_alpha"], rank_stabilized=bool(config.get("use_rslora"))
@@ -65,13 +75,13 @@ def _merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
     if single := sorted(layer for layer in remaining if layer + _B not in tensors):
         raise ConversionError(f"{adapter} has no tensor {single[0] + _B}: it is incomplete")
     for name, weight in stored_tensors(base):
-        layer = name.removesuffix(".weight")
+        layer = _place(name).removesuffix(".weight")
         if layer in remaining:
             remaining.discard(layer)
             a, b = tensors[layer + _A], tensors[layer + _B]
             if (b.shape[0], a.shape[1]) != tuple(weight.shape):
                 raise ConversionError(
-                    f"{adapter} adapts {layer} as {b.shape[0]} x {a.shape[1]}, but in {base} it is "
+                    f"{adapter} adapts {name} as {b.shape[0]} x {a.shape[1]}, but in {base} it is "
                     f"{' x '.join(map(str, weight.shape))}: it is another model's adapter"
                 )
             weight = added(weight, a, b, factor)
