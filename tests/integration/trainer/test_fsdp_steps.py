@@ -112,12 +112,16 @@ def test_five_steps_on_two_ranks_equal_transformers_with_adamw(
         assert ours == pytest.approx(theirs, rel=2e-5, abs=5e-6)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param({}, id="all weights"), pytest.param({"lora": {"rank": 4}}, id="an adapter")],
+)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_megatron_computes_the_same_steps(qwen3: Path, name: str) -> None:
+def test_megatron_computes_the_same_steps(qwen3: Path, name: str, more: dict[str, Any]) -> None:
     """Weights and batches are the same."""
     fsdp, megatron = (
         estimate_steps.train(
-            str(qwen3), algorithm=ALGORITHMS[name], trainer={**TRAINER, "backend": backend}
+            str(qwen3), algorithm=ALGORITHMS[name], trainer={**TRAINER, **more, "backend": backend}
         )
         for backend in ("fsdp", "megatron")
     )

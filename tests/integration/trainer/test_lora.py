@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.lora.files import AdapterError
 from sluice_trainer.lora.merging import merge_adapter
@@ -166,6 +167,13 @@ def test_dropout_is_in_training_passes_only(qwen3: Path, backend: str) -> None:
     for seed in range(2):
         with_dropout, without = train(policy, seed=seed), train(same, seed=seed)
     assert with_dropout["train/grad_norm"] != without["train/grad_norm"]
+
+
+def test_a_rank_may_be_without_sequences(qwen3: Path, backend: str) -> None:
+    policy = make(qwen3, backend, trainer=TRAINER)
+    metrics = policy.train([[]], [BatchTotals(0, 0)])
+    assert metrics["train/loss"] == metrics["train/grad_norm"] == 0
+    assert apart(weights(policy), safetensors.torch.load_file(qwen3 / "model.safetensors")) == 0
 
 
 @pytest.mark.parametrize("name", ["grpo with a KL loss", "ppo"])

@@ -17,6 +17,7 @@ from tests.integration.trainer import estimate_steps, plain, tiny
 from tests.integration.trainer.lora_jobs import JOBS, KL, LORA, make, options
 from tests.integration.trainer.test_fsdp_checkpoints import close
 from tests.integration.trainer.test_fsdp_steps import apart
+from tests.integration.trainer.test_teacher import checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -195,3 +196,15 @@ def test_the_reference_of_a_replayed_mixture_chooses_its_own_experts(
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(reference, own, strict=True))
     forced = zip(replaying.log_probs(replayed), own, strict=True)
     assert not all(torch.equal(ours, theirs) for ours, theirs in forced)
+
+
+def test_distillation_into_an_adapter_equals_fsdp2(models: dict[str, Path], tmp_path: Path) -> None:
+    student = checkpoint(models["qwen3"], tmp_path / "student")
+    teacher = checkpoint(models["qwen3-tied"], tmp_path / "teacher")
+    distillation = {"teacher": {"path": str(teacher)}, "divergence": "forward_kl"}
+    algorithm = {"estimator": "rloo", "distillation": distillation}
+    request = job("sft", student, {"tensor": 2}, steps=2) | {"algorithm": algorithm}
+    (spread,) = train([request])
+    alone = estimate_steps.train(**options("sft", student, steps=2) | {"algorithm": algorithm})
+    close(spread["history"], alone["history"])
+    assert spread["history"][0]["train/opd_loss"] > 1e-3
