@@ -13,6 +13,7 @@ from typing import Any
 from sluice_migrate.bash.script import Argument, Script, ScriptCommand
 from sluice_migrate.draft import Draft, ImportFailedError, drop_unused_clip, job_name
 from sluice_migrate.launches import last_launch, report
+from sluice_migrate.lora import lora, take_lora_arguments
 from sluice_migrate.megatron import drop_needless_replay, host_optimizer
 from sluice_migrate.slime.learning import algorithm, distillation, reward
 from sluice_migrate.slime.sft import supervised, without_engines
@@ -86,6 +87,7 @@ def import_slime(script: Script, source: str) -> Draft:
     _engines(draft, settings)
     host_optimizer(draft, settings, *_HOST_OPTIMIZER, default="1")
     _evaluation(draft, settings)
+    lora(draft, take_lora_arguments(settings))
     # The table would report these as unknown: they are translated below.
     settings.used |= set(_LATER)
     SLIME.translate(draft, settings)

@@ -60,6 +60,15 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     # cluster
     "--actor-num-nodes": Field("trainer.nodes", as_integer),
     "--actor-num-gpus-per-node": Field("trainer.gpusPerNode", as_integer),
+    # adapters, in miles; lora.py translates the rest
+    "--lora-type": Covered("queries, keys and values always have separate adapters"),
+    "--lora-sync-from-tensor": Covered("set weightSync.lora: adapter to send the adapter alone"),
+    "--lora-base-cpu-backup": Unsupported(
+        "engines that share the trainer's GPUs get merged weights after each step"
+    ),
+    "--lora-train-only": Unsupported("engines always generate with the weights that are trained"),
+    "--experts-shared-outer-loras": Unsupported("experts of a mixture have no adapters"),
+    "--multi-lora-n-adapters": Unsupported("a job trains one adapter"),
     # prompts
     "--rollout-shuffle": Field("data.shuffle", as_boolean),
     "--rollout-seed": Field("data.seed", as_integer),

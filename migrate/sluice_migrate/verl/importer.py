@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from sluice_migrate.bash.script import Argument, Script, ScriptCommand
 from sluice_migrate.draft import Draft, drop_unused_clip, job_name
 from sluice_migrate.launches import last_launch, report
+from sluice_migrate.lora import lora, take_lora
 from sluice_migrate.megatron import drop_needless_replay, host_optimizer
 from sluice_migrate.translation import (
     Setting,
@@ -39,7 +40,6 @@ from sluice_migrate.verl.data import (
 )
 from sluice_migrate.verl.engines import with_engine
 from sluice_migrate.verl.hydra import overrides, resolved
-from sluice_migrate.verl.lora import lora, take_lora
 from sluice_migrate.verl.placement import PLACEMENT_KEYS, placement
 from sluice_migrate.verl.reward import overlong, reward
 from sluice_migrate.verl.sft import ENTRY, import_sft, is_sft, launcher_settings
@@ -142,7 +142,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     _defaults(draft)
     overlong(draft, settings)
     critic(draft, settings)
-    lora(draft, adapter)
+    lora(draft, adapter, backend="fsdp")
     if not is_fully_async(entry):
         _batches(draft, later)
     drop_unused_clip(draft)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sluice_migrate.bash.script import Argument
 from sluice_migrate.draft import Draft
+from sluice_migrate.lora import lora, take_lora
 from sluice_migrate.translation import (
     ALWAYS,
     PACKED,
@@ -28,7 +29,6 @@ from sluice_migrate.translation import (
     as_path,
     set_field,
 )
-from sluice_migrate.verl.lora import lora, take_lora
 from sluice_migrate.verl.table import VERL, schedule
 
 ENTRY = re.compile(r"(^|[./])(fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(\.py)?$")
@@ -207,7 +207,7 @@ def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
     adapter = take_lora(settings, "model")
     table.translate(draft, settings)
     table.write_defaults(draft)
-    lora(draft, adapter)
+    lora(draft, adapter, backend="fsdp")
     return draft
 
 

@@ -80,6 +80,26 @@ from tests.unit.migrate.import_tools import check, slime, spec_of, unwrapped
         ),
         ("--optimizer-offload-fraction 0.75", {"trainer": {"cpuOffload": None}}),
         (
+            "--lora-rank 32 --lora-dropout 0.1 --target-modules q_proj,v_proj,linear_fc1 "
+            "--lora-adapter-path /a",
+            {
+                "trainer": {
+                    "lora": {
+                        "rank": 32,
+                        "alpha": 16,
+                        "dropout": 0.1,
+                        "targetModules": ["q_proj", "v_proj", "gate_proj", "up_proj"],
+                        "from": "/a",
+                    }
+                }
+            },
+        ),
+        (
+            "--lora-rank 8 --lora-alpha 32 --target-modules all-linear --exclude-modules o_proj",
+            {"trainer": {"lora": {"rank": 8, "alpha": 32, "excludeModules": ["o_proj"]}}},
+        ),
+        ("--lora-rank 0", {"trainer": {"lora": None}}),
+        (
             "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
             {"trainer": {"optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}}},
         ),
