@@ -16,6 +16,7 @@ from typing import Any
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLE = "model.safetensors"
+_LONGEST_HEADER = 100_000_000  # bytes; safetensors has the same limit
 _LAYER = re.compile(r"((?:model\.|language_model\.)*layers\.(\d+))\.")
 _FURTHER_TOKENS = re.compile(r"((?:model\.)?mtp)\.")
 # Modules of a language model inside a multimodal one, after `model.`.
@@ -59,7 +60,10 @@ def _kept_part(name: str, layers: int | None, *, multimodal: bool) -> str:
 
 
 def kept_parts_of(directory: Path) -> dict[str, int]:
-    """Return the `kept_parts` of a checkpoint; empty if its tensors have no index or header."""
+    """Return the `kept_parts` of a checkpoint; empty if its tensors have no index or header.
+
+    Raises ValueError if the file with the tensors is damaged.
+    """
     config = directory / "config.json"
     if not config.is_file():
         return {}
@@ -72,6 +76,16 @@ def _tensor_names(directory: Path) -> list[str]:
             return list(json.loads((directory / index).read_text())["weight_map"])
     if not (directory / _SINGLE).is_file():
         return []
-    with (directory / _SINGLE).open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    path = directory / _SINGLE
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        # A longer header is none: these are the first bytes of another file.
+        text = file.read(length) if length < _LONGEST_HEADER else b""
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged or no safetensors file ({path.stat().st_size} bytes): download the "
+            "model again"
+        ) from error
     return [name for name in header if name != "__metadata__"]

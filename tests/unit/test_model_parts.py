@@ -91,6 +91,22 @@ def test_names_are_read_from_an_index_or_a_file(tmp_path: Path, index: bool) -> 
     assert kept_parts_of(tmp_path) == {}
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"version https://git-lfs.github.com/spec/v1", id="a pointer of Git LFS"),
+        pytest.param(struct.pack("<Q", 100) + b'{"a": {', id="cut off"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(content)
+    expected = rf"model.safetensors is damaged or no safetensors file \({len(content)} bytes\)"
+    with pytest.raises(ValueError, match=expected):
+        kept_parts_of(tmp_path)
+
+
 @pytest.fixture(params=[(SGLANG, "--model-path"), (VLLM, "--model")], ids=["sglang", "vllm"])
 def added(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

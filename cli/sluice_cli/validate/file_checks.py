@@ -142,8 +142,15 @@ def _generates(spec: RLJobSpec) -> bool:
 
 
 def _note_kept_parts(findings: Findings, spec: RLJobSpec) -> None:
-    """Add a note on parts of the checkpoint that the job does not train."""
-    parts = kept_parts_of(Path(spec.model.path))
+    """Add a note on parts of the checkpoint that the job does not train.
+
+    A damaged file is a problem.
+    """
+    try:
+        parts = kept_parts_of(Path(spec.model.path))
+    except ValueError as error:
+        findings.problems.append(f"spec.model.path: {error}")
+        return
     if not parts:
         return
     counts = ", ".join(

@@ -330,6 +330,14 @@ def test_validate_goes_on_after_a_missing_file(job_file: Path, sluice: Sluice) -
     assert "is valid" in result.output
 
 
+def test_a_damaged_model_is_a_problem(task: Path, sluice: Sluice) -> None:
+    (task / "model/model.safetensors").touch()
+    result = sluice("validate", task / "job.yaml", "--set", "model.init=pretrained")
+    assert result.exit_code == 2
+    message = " ".join(result.output.split())
+    assert "is damaged or no safetensors file (0 bytes): download the model again" in message
+
+
 def test_parts_that_are_not_trained_are_noted(task: Path, sluice: Sluice) -> None:
     names = ["model.norm.weight", "mtp.fc.weight", "mtp.norm.weight"]
     save_file({name: np.zeros(2) for name in names}, task / "model/model.safetensors")

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from ruamel.yaml import YAML
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from sluice.data.writers import Writer
@@ -55,7 +57,7 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
             writer.write({"prompt": "x", "messages": CHAT, "label": "y"})
         source["path"] = f"{local.name}{at}{part}"
     write_model(tmp_path / "model", (), unit="bytes", chats=True, context=65536)
-    (tmp_path / "model/model.safetensors").touch()
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model/model.safetensors")
     spec["model"]["path"] = "model"
     if "modelPath" in spec.get("algorithm", {}).get("critic", {}):
         spec["algorithm"]["critic"]["modelPath"] = "model"
