@@ -37,6 +37,14 @@ JoinEngine = Callable[..., Any]
 RANK, ALPHA = 4, 32
 BUCKET = 10_000  # bytes: a layer's part of the adapter
 TOKENS = 400  # of a response that lasts for several updates
+MIXTURE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    "head_dim": 64,
+}
 ALL_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = ALL_LAYERS[:4]
 
@@ -127,6 +135,17 @@ async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
             assert outcome.engines == ("engine-0",), outcome
             model = merged(base, tensors, tmp_path / str(version))
             assert await serves(server.url, model, version)
+
+
+async def test_a_mixture_has_adapters_in_its_attention(
+    tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+) -> None:
+    mixture = save_model(tmp_path / "mixture", 1, "Qwen3Moe", **MIXTURE)
+    with serving(mixture, tmp_path / "log") as server:
+        await join_engine("engine-0", server.address)
+        tensors = adapter(mixture, 1, ATTENTION)
+        await publish_adapter(make_sender(), 1, tensors)
+        assert await serves(server.url, merged(mixture, tensors, tmp_path / "1"), 1)
 
 
 async def test_an_engine_of_two_ranks_cuts_the_adapter(

@@ -52,8 +52,15 @@ def register() -> None:
 
 
 def linear_layers_only(_: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
-    """Give embedding and output layer no adapter, which SGLang's `all` includes."""
+    """Make no room for adapters that a trainer does not have, which SGLang's `all` includes.
+
+    They are those of the embedding, of the output layer and, in a mixture, of the experts.
+    """
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
     manager.target_modules -= {"embed_tokens", "lm_head"}
+    if any(isinstance(module, FusedMoE) for module in manager.base_model.modules()):
+        manager.target_modules -= {"gate_up_proj", "down_proj"}
 
 
 def go_on(original: Any, scheduler: Any, request: Any) -> None:
