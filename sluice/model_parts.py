@@ -41,20 +41,25 @@ def kept_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, int
     For example `{"model.visual": 33, "mtp": 2}`.
 
     """
-    text = config.get("text_config")
-    layers = (text or config).get("num_hidden_layers")
-    parts = (_kept_part(name, layers, multimodal=bool(text)) for name in names)
+    parts = (_kept_part(name, config) for name in names)
     return dict(Counter(part for part in parts if part))
 
 
-def _kept_part(name: str, layers: int | None, *, multimodal: bool) -> str:
+def trained_names(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the names of tensors that are in none of the `kept_parts`."""
+    return [name for name in names if not _kept_part(name, config)]
+
+
+def _kept_part(name: str, config: Mapping[str, Any]) -> str:
     """Return the part that a tensor belongs to; empty if it is trained."""
+    text = config.get("text_config")
+    layers = (text or config).get("num_hidden_layers")
     if match := _FURTHER_TOKENS.match(name):
         return match[1]
     if (match := _LAYER.match(name)) and layers is not None and int(match[2]) >= layers:
         return match[1]
     module = name.removeprefix("model.").partition(".")[0]
-    if not multimodal or module in _LANGUAGE:
+    if not text or module in _LANGUAGE:
         return ""
     return name[: name.index(module) + len(module)]
 

@@ -16,14 +16,13 @@ from sluice_trainer.checkpoint.checkpoint_reader import (
     reason,
 )
 from sluice_trainer.fsdp.export import hf_tensors, own_config
-from sluice_trainer.fsdp.loading import Recipe, conversions
+from sluice_trainer.fsdp.loading import Recipe, restore_names
 from sluice_trainer.fsdp.sharding import named_tensors
 from sluice_trainer.model.complete_checkpoint import save_complete
 from sluice_trainer.model.huggingface_files import (
     SHARD_BYTES,
     ConversionError,
     has_tensors,
-    stored,
 )
 
 
@@ -57,8 +56,7 @@ def dist_to_hf(
     model = recipe.blank().to_empty(device="cpu")
     model.tie_weights()
     if has_tensors(like):
-        with stored(like) as source:
-            model._weight_conversions = conversions(model, source.names)
+        restore_names(model, like)
     try:
         reader, tensors = CheckpointReader(final), named_tensors(model)
         # Fails with a short message; torch's own lists the errors of all ranks.

@@ -78,11 +78,11 @@ def own_config(model: Any, source: Path) -> Config:
 
 
 def exported_names(model: Any) -> set[str]:
-    """Return the names that `hf_tensors` yields, from a model with or without memory."""
+    """Return the names of the parameters that `hf_tensors` yields."""
     kept = kept_parameters(model)
     shapes = {
-        name: torch.empty(tensor.shape, device="meta")
-        for name, tensor in named_tensors(model).items()
+        name: torch.empty(parameter.shape, device="meta")
+        for name, parameter in model.named_parameters()
         if name not in kept and lora.adapter_part(name) is None
     }
     return {

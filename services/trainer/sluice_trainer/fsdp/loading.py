@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from sluice.api.groups.lora import Lora
+from sluice.model_parts import trained_names
 from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.attention import attention
 from sluice_trainer.fsdp.families import kept_parameters
-from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
+from sluice_trainer.model.huggingface_files import VALUE_HEAD, read_config, reader, stored
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 
@@ -100,6 +100,7 @@ class Recipe:
             dtype="auto",
             trust_remote_code=self.trust_remote_code,
         )
+        restore_names(model, self.directory)
         if self.values:
             head = _with_value_head(model)
             with reader(self.directory) as read:
@@ -147,14 +148,20 @@ def _class(config: Any, trust_remote_code: bool) -> type[Any]:
     return kind
 
 
-def conversions(model: Any, names: Iterable[str]) -> list[Any]:
-    """Return the conversions that transformers uses to load tensors of these names into `model`."""
+def restore_names(model: Any, directory: Path) -> None:
+    """Set the conversions that an export reverts: those of trained tensors in this checkpoint.
+
+    transformers would also revert those that only other parts need, such as experts of layers that
+    predict further tokens.
+    """
+    with stored(directory) as tensors:
+        names = trained_names(read_config(directory), tensors.names)
     mapping = get_model_conversion_mapping(model)
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     renamings = [entry for entry in mapping if not isinstance(entry, WeightConverter)]
     for name in names:
         rename_source_key(name, renamings, converters)
-    return [entry for entry in mapping if entry.was_used()]
+    model._weight_conversions = [entry for entry in mapping if entry.was_used()]
 
 
 def _with_value_head(model: Any) -> nn.Linear:

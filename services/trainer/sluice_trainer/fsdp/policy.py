@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import __version__
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.algorithm import Critic as CriticSettings
@@ -96,14 +97,15 @@ class ShardedPolicy(LearningPolicy):
         self._staging = {name: Staging() for name in self._parts}
 
     def _check_names(self, model: Any) -> None:
-        """Check that trained tensors have the names of the checkpoint, so that none is doubled.
+        """Check that the checkpoint has the trained tensors, under the names of an export.
 
-        Only rank 0 reads a checkpoint. Collective.
+        Otherwise transformers has drawn them, or an export would have them twice. Only rank 0 reads
+        a checkpoint. Collective.
 
         Raises
         ------
         UnsupportedModelError
-            transformers renames tensors when it loads them, and cannot restore their names.
+            A tensor is missing, or transformers cannot restore its name.
 
         """
         problem = ""
@@ -112,9 +114,9 @@ class ShardedPolicy(LearningPolicy):
                 strange = export.exported_names(model) - {*source.names, HEAD}
             if strange:
                 problem = (
-                    f"{self.model_dir}: transformers would write {min(strange)}, which the "
-                    "checkpoint does not have: load it with transformers' AutoModelForCausalLM, "
-                    "save it with save_pretrained, and train the result"
+                    f"{self.model_dir} has no tensor {min(strange)}, which the model of "
+                    f"transformers {__version__} has: fetch the checkpoint again; if it has older "
+                    "names, load it with transformers, and train what save_pretrained writes"
                 )
         if problem := self.ranks.broadcast(problem):
             raise UnsupportedModelError(problem)
