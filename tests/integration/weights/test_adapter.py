@@ -172,7 +172,7 @@ async def test_layers_that_sglang_joins_must_come_together(
         assert not outcome.engines
         (refusal,) = outcome.refused.values()
         assert "an adapter of k_proj needs one of q_proj" in refusal
-        assert "Add it to trainer.lora.targetModules" in refusal
+        assert "add it to trainer.lora.targetModules" in refusal
         tensors = adapter(base, 2)
         await publish_adapter(sender, 2, tensors)
         assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"

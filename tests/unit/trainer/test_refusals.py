@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_trainer.loop.weight_update import Refusals
+from sluice_trainer.loop.weight_update import Refusals, refusal_text
 from sluice_trainer.weights.outcome import UpdateOutcome
 
 UNKNOWN = "transfer: /update_weights_from_distributed answered 400: no parameter vision.x"
@@ -46,3 +46,10 @@ def test_a_refusal_is_permanent_if_repeated_while_no_engine_takes_the_weights(
     assert not any(answers[:-1])
     if ends:
         assert answers[-1] == UNKNOWN
+
+
+def test_a_job_whose_adapter_is_refused_says_what_works_instead() -> None:
+    assert refusal_text("unknown tensor", adapter=False) == (
+        "no engine takes the weights of this model; after 3 tries the engine says: unknown tensor"
+    )
+    assert "(weightSync.lora: merged sends all weights)" in refusal_text("no", adapter=True)

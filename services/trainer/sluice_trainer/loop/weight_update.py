@@ -50,6 +50,14 @@ class Refusals:
         return min(answers) if self._times >= _REFUSALS else ""
 
 
+def refusal_text(answer: str, *, adapter: bool) -> str:
+    """Say that engines refuse the weights or the adapter of this model."""
+    what = "the weights of this model"
+    if adapter:
+        what = "an adapter of this model (weightSync.lora: merged sends all weights)"
+    return f"no engine takes {what}; after {_REFUSALS} tries the engine says: {answer}"
+
+
 @dataclass(slots=True)
 class WeightUpdates:
     """Updates all engines, or those that join, to the policy's weights.
@@ -114,10 +122,7 @@ class WeightUpdates:
         if not outcomes:
             return False
         if answer := self._refusals.permanent(outcomes):
-            raise ConfigurationError(
-                f"no engine takes the weights of this model; after {_REFUSALS} tries the engine "
-                f"says: {answer}"
-            )
+            raise ConfigurationError(refusal_text(answer, adapter=self.spec.lora == "adapter"))
         # An update is as slow as its slowest rank.
         for phase in outcomes[0].seconds:
             self.times[f"perf/update_weights/{phase}_time"] = max(

@@ -246,7 +246,7 @@ def check_joined(names: Iterable[str]) -> None:
         if layer in layers and companion not in layers:
             raise ValueError(
                 f"SGLang joins q_proj, k_proj and v_proj: an adapter of {layer} needs one of "
-                f"{companion}. Add it to trainer.lora.targetModules, or set weightSync.lora: merged"
+                f"{companion}: add it to trainer.lora.targetModules"
             )
 
 
