@@ -135,6 +135,7 @@ async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
             assert outcome.engines == ("engine-0",), outcome
             model = merged(base, tensors, tmp_path / str(version))
             assert await serves(server.url, model, version)
+        assert "loaded in place, at once" in (tmp_path / "log").read_text()
 
 
 async def test_a_mixture_has_adapters_in_its_attention(
@@ -156,8 +157,12 @@ async def test_an_engine_of_two_ranks_cuts_the_adapter(
     with serving(base, tmp_path / "log", "--tp", "2", cores="" if gpus() else "0|1") as server:
         await join_engine("engine-0", server.address, 2)
         tensors = adapter(base, 1)
-        await publish_adapter(make_sender(), 1, tensors)
-        assert await serves(server.url, merged(base, tensors, tmp_path / "1"), 1)
+        assert await serves(server.url, base, -1)
+        sender = make_sender()
+        await publish_adapter(sender, 1, adapter(base, 2))
+        await publish_adapter(sender, 2, tensors)
+        assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2)
+        assert "loaded in place, at once" in (tmp_path / "log").read_text()
 
 
 async def test_layers_that_sglang_joins_must_come_together(

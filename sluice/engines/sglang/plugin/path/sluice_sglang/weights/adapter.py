@@ -8,6 +8,7 @@ itself from its checkpoint.
 """
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from .. import tell_once
+from .adapter_copies import Copies
 
 MANAGER = "sglang.srt.lora.lora_manager.LoRAManager"
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
@@ -30,6 +32,7 @@ NAME = "sluice"
 PREFIX = "base_model.model."
 # Layers whose adapters SGLang joins. If one of the first has an adapter, so must the second.
 _JOINED = (("q_proj", "v_proj"), ("k_proj", "q_proj"), ("v_proj", "q_proj"))
+log = logging.getLogger(__name__)
 Named = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -112,6 +115,8 @@ class Adapter:
         self.manager: Any = None
         # All tensors that have come, by PEFT's names.
         self.tensors: dict[str, torch.Tensor] = {}
+        # Their places in SGLang's memory, once these are known.
+        self.copies: Copies | None = None
         # Names of the adapters that SGLang holds, the newest last.
         self.held = [NAME]
 
@@ -158,7 +163,10 @@ class Adapter:
 
     def load(self, named: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Take a bucket of tensors, which holds whole layers."""
-        for name, tensor in named:
+        bucket = dict(named)
+        if self._copied(bucket):
+            return
+        for name, tensor in bucket.items():
             # The bucket's memory is used again. All ranks get whole tensors and cut their part.
             self.tensors[name] = tensor.to(
                 device=self.manager.device, dtype=self.manager.dtype, copy=True
@@ -167,15 +175,30 @@ class Adapter:
         if not self.versions:
             self.replace()
 
+    def _copied(self, bucket: dict[str, torch.Tensor]) -> bool:
+        """Copy a bucket to its places in SGLang's memory; return False if they are not known."""
+        copies = self.copies
+        if copies is None or self.slot != copies.slot or not bucket.keys() <= self.tensors.keys():
+            return False
+        kept = {name: self.tensors[name] for name in bucket}
+        torch._foreach_copy_(list(kept.values()), list(bucket.values()))
+        copies.copy(kept)
+        self._notify()
+        return True
+
+    @property
+    def slot(self) -> int | None:
+        """Number of the adapter's slot in SGLang's memory; None until the first request."""
+        slot: int | None = self.manager.memory_pool.uid_to_buffer_id.get(NAME)
+        return slot
+
     def replace(self) -> None:
         """Compute with the tensors that have come from now on."""
-        tell_once("an adapter's tensors are loaded in place")
         adapter = self.manager.loras[NAME] = self.assembled(NAME)
-        pool = self.manager.memory_pool
-        slot = pool.uid_to_buffer_id.get(NAME)
+        slot = self.slot
         if slot is None:  # SGLang fills a slot when the first request comes
             return
-        pool.load_lora_weight_to_buffer(
+        self.manager.memory_pool.load_lora_weight_to_buffer(
             NAME,
             slot,
             adapter,
@@ -183,9 +206,26 @@ class Adapter:
             self.manager.embed_tokens_module,
             self.manager.lm_head_module,
         )
+        self._notify()
+        self.copies = self._checked_copies(slot)
+        how = "at once" if self.copies else "one by one"
+        tell_once(f"an adapter's tensors are loaded in place, {how}")
+
+    def _notify(self) -> None:
         # SGLang before 0.5.21 keeps nothing that is derived from a slot.
         if hasattr(self.manager, "_notify_lora_slots_updated"):
-            self.manager._notify_lora_slots_updated({slot})
+            self.manager._notify_lora_slots_updated({self.slot})
+
+    def _checked_copies(self, slot: int) -> Copies | None:
+        """Return the places of the tensors that have come; None unless SGLang uses the same."""
+        if self.manager.memory_pool.max_loras_per_batch < 2:  # SGLang may fill the slot itself
+            return None
+        try:
+            copies = Copies(self.manager, self.tensors, slot)
+        except (AttributeError, IndexError, KeyError, RuntimeError) as error:
+            log.warning("this SGLang has adapters in unknown places: %r", error)
+            return None
+        return copies if copies.agree(self.tensors) else None
 
     def updated(self, result: Any, updater: Any, request: Any) -> None:
         """Make an adapter of the tensors that have come, if this was an update's last bucket."""
