@@ -126,6 +126,9 @@ class Adapter:
         # Otherwise SGLang leaves out layers that it does not adapt, with a line in the log.
         self.manager.memory_pool.strict_loading = True
         self.add(NAME)
+        if not self.versions:
+            # Otherwise the first request would wait until the adapter is loaded.
+            self.manager.fetch_new_loras({NAME})
         runner.model.load_weights = self.loader(runner.model.load_weights)
 
     def add(self, name: str) -> None:
@@ -188,7 +191,7 @@ class Adapter:
 
     @property
     def slot(self) -> int | None:
-        """Number of the adapter's slot in SGLang's memory; None until the first request."""
+        """Number of the adapter's slot in SGLang's memory; None if SGLang has given it away."""
         slot: int | None = self.manager.memory_pool.uid_to_buffer_id.get(NAME)
         return slot
 
@@ -196,7 +199,7 @@ class Adapter:
         """Compute with the tensors that have come from now on."""
         adapter = self.manager.loras[NAME] = self.assembled(NAME)
         slot = self.slot
-        if slot is None:  # SGLang fills a slot when the first request comes
+        if slot is None:  # the next request takes one, and loads the adapter into it
             return
         self.manager.memory_pool.load_lora_weight_to_buffer(
             NAME,
