@@ -297,12 +297,12 @@ class Unpinned:
     """torch for a module that asks for pinned memory, which a CPU without a GPU does not have."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(torch, name)
+        attribute = getattr(torch, name)
         if name not in ("arange", "empty", "tensor", "zeros"):
-            return found
+            return attribute
 
         def unpinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-            tensor: torch.Tensor = found(*args, **kwargs)
+            tensor: torch.Tensor = attribute(*args, **kwargs)
             return tensor
 
         return unpinned

@@ -44,8 +44,8 @@ class Copies:
 
     def agree(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Return True if the places are known for all tensors and hold them."""
-        known = {place.name for place in self.places}
-        return known == tensors.keys() and all(
+        names = {place.name for place in self.places}
+        return names == tensors.keys() and all(
             torch.equal(place.target, place.part(tensors).to(place.target)) for place in self.places
         )
 
