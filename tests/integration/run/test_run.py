@@ -132,9 +132,10 @@ def exported_model_answers(directory: Path) -> None:
 
 
 def test_two_engines_make_half_of_a_step_each(laptop: Make) -> None:
-    run = laptop("trainer.steps=5", "rollout.replicas=2", f"rollout.batchSize={GROUPS}")
+    steps = 15
+    run = laptop(f"trainer.steps={steps}", "rollout.replicas=2", f"rollout.batchSize={GROUPS}")
     assert run.run() == 0, run.text()[-3000:]
-    check_sound(run, 5, GROUPS)
+    check_sound(run, steps, GROUPS)
     # The first steps begin before both engines are there, and a worker that is held up for a second
     # leaves its part to the other.
     shared = [step for step in run.steps().values() if step["rollout/engine_share/max"] == 0.5]
