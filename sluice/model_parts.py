@@ -81,16 +81,24 @@ def _tensor_names(directory: Path) -> list[str]:
             return list(json.loads((directory / index).read_text())["weight_map"])
     if not (directory / _SINGLE).is_file():
         return []
-    path = directory / _SINGLE
+    return list(safetensors_header(directory / _SINGLE))
+
+
+def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
+    """Return dtype, shape and place of each tensor of a safetensors file, without reading these.
+
+    Raises ValueError if the file is damaged or another one.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         # A longer header is none: these are the first bytes of another file.
         text = file.read(length) if length < _LONGEST_HEADER else b""
     try:
-        header = json.loads(text)
-    except ValueError as error:
+        header: dict[str, dict[str, Any]] = dict(json.loads(text))
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is damaged or no safetensors file ({path.stat().st_size} bytes): download the "
             "model again"
         ) from error
-    return [name for name in header if name != "__metadata__"]
+    header.pop("__metadata__", None)
+    return header

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import RLJob, RLJobSpec
+from sluice.model_parts import safetensors_header
 from sluice_operator.cluster.local import gpus
 
 _GIB = 1 << 30
 _MOMENT_BYTES = {"fp32": 4, "bf16": 2}
-# A longer header means that the file is not a safetensors file.
-_MAX_HEADER_BYTES = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +138,7 @@ def by_config(config: Mapping[str, Any]) -> int | None:
 
 def _in_file(path: Path) -> int:
     """Count the parameters of a safetensors file by its header."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"{path}: not a safetensors file")
-        header = json.loads(file.read(length))
-    return sum(
-        math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
-    )
+    return sum(math.prod(tensor["shape"]) for tensor in safetensors_header(path).values())
 
 
 def this_machine() -> MachineMemory:
