@@ -6,8 +6,8 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.integration.engines import (
     tensors,
     tolerance,
 )
+from tests.integration.weights import tools
 from tests.integration.weights.tools import PROMPT, SGLANG, Tensors, begin, serves
 
 MakeSender = Callable[..., WeightSender]
@@ -54,26 +55,22 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("base") / "model", 1)
 
 
-@contextmanager
 def serving(
     base: Path, log: Path, *arguments: str, versions: int = 0, cores: str = ""
-) -> Iterator[Sglang]:
-    on_cpu = [] if gpus() else ["--lora-backend", "torch_native"]
-    server = Sglang(
+) -> AbstractContextManager[Sglang]:
+    """Start an engine that takes adapters."""
+    settings = {"rank": RANK, "scaling": ALPHA / RANK, "versions": versions}
+    return tools.serving(
         base,
         log,
         *("--enable-lora", "--max-lora-rank", str(RANK)),
         *("--max-loras-per-batch", str(max(versions, 1) + 1)),
-        *("--lora-target-modules", "all", *on_cpu, *arguments),
-        SLUICE_LORA=json.dumps({"rank": RANK, "scaling": ALPHA / RANK, "versions": versions}),
+        *("--lora-target-modules", "all"),
+        *([] if gpus() else ["--lora-backend", "torch_native"]),
+        *arguments,
+        SLUICE_LORA=json.dumps(settings),
         **({"SGLANG_CPU_OMP_THREADS_BIND": cores} if cores else {}),
     )
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.kill()
-        print(log.read_text()[-3000:])  # pytest shows it if the test has failed
 
 
 def adapter(base: Path, seed: int, layers: tuple[str, ...] = ALL_LAYERS) -> Tensors:

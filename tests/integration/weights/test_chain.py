@@ -19,7 +19,7 @@ from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import Sglang, backend, gpus
 from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, TIMEOUT
-from tests.integration.weights.test_stacked_experts import cores, serving
+from tests.integration.weights.test_stacked_experts import cores
 from tests.integration.weights.tools import (
     BUCKET,
     begin,
@@ -27,6 +27,7 @@ from tests.integration.weights.tools import (
     publish,
     send,
     serves,
+    serving,
     set_deadline,
 )
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -22,7 +21,7 @@ from sluice.runtime.pod_env import free_port
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import Sglang, engine_environment, gpus, save_model, with_us
 from tests.integration.weights.conftest import ROOT
-from tests.integration.weights.tools import PROMPT, Tensors, on_device, publish, serves
+from tests.integration.weights.tools import PROMPT, Tensors, on_device, publish, serves, serving
 
 MakeSender = Callable[..., WeightSender]
 JoinEngine = Callable[..., Any]
@@ -46,17 +45,6 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def other_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("other") / "model", 2, "Qwen3Moe", **SHAPE)
-
-
-@contextmanager
-def serving(model: Path, log: Path, *arguments: str, **variables: str) -> Iterator[Sglang]:
-    server = Sglang(model, log, *arguments, **variables)
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.kill()
-        print(log.read_text()[-3000:])  # pytest shows it if the test has failed
 
 
 def stacked(weights: Path) -> Tensors:

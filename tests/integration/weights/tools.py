@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from sluice.wire.membership import Membership
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender
+from tests.integration.engines import Sglang as SglangServer
 from tests.integration.engines import device, distance, log_probs, tensors, tolerance
 
 BUCKET = 200_000
@@ -76,3 +79,15 @@ async def serves(url: str, weights: Path, version: int, kind: Engine = SGLANG) -
         distance(generation.log_probs, log_probs(weights, PROMPT + generation.tokens, 12))
         < tolerance()
     )
+
+
+@contextmanager
+def serving(model: Path, log: Path, *arguments: str, **variables: str) -> Iterator[SglangServer]:
+    """Start an SGLang server, and kill it at the end."""
+    server = SglangServer(model, log, *arguments, **variables)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.kill()
+        print(log.read_text()[-3000:])  # pytest shows it if the test has failed
