@@ -82,6 +82,7 @@ EngineArg = Annotated[
     str | int | float | bool | list[str | StrictInt | StrictFloat],
     WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True}),
 ]
+EngineArgs = Annotated[dict[str, EngineArg], WithJsonSchema(engine_args_schema())]
 
 
 class EngineHealthPolicy(Model):
@@ -143,10 +144,7 @@ class Rollout(Model):
     )
     gpus_per_replica: NonNegativeInt = Field(1, description="Number of GPUs of one engine. 0: CPU.")
     nodes_per_replica: PositiveInt = Field(1, description="Number of pods of one engine.")
-    engine_args: Annotated[
-        dict[str, EngineArg],
-        WithJsonSchema(engine_args_schema()),
-    ] = Field(
+    engine_args: EngineArgs = Field(
         default_factory=dict,
         description="Arguments of the engine's server, without the leading dashes.",
     )
