@@ -11,7 +11,7 @@ from sluice.api.groups.lora import ALL_LINEAR, ModuleName
 from sluice.api.groups.resources import Resources
 from sluice.api.groups.rollout import EngineArgs
 from sluice.api.job import ObjectMeta
-from sluice.api.schema.base import API_VERSION, Model, NonNegativeInt, PositiveInt
+from sluice.api.schema.base import API_VERSION, Model, NonNegativeInt
 from sluice.api.schema.kubernetes_fields import PodTemplate, VolumeSource
 from sluice.api.schema.paths import ModelPath
 
