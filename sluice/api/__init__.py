@@ -1,4 +1,4 @@
-"""RLJob v1alpha1: the one object that a user writes."""
+"""RLJob and RLEnginePool v1alpha1: the objects that users write."""
 
 from sluice.api.groups.algorithm import Algorithm
 from sluice.api.groups.data import (
@@ -15,12 +15,15 @@ from sluice.api.groups.storage import Checkpoint
 from sluice.api.groups.trainer import Optimizer, Parallelism, Trainer
 from sluice.api.groups.weight_sync import WeightSync
 from sluice.api.job import KIND, MANAGER, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
+from sluice.api.pool import RLEnginePool, RLEnginePoolSpec, RLEnginePoolStatus
 from sluice.api.schema.base import API_VERSION, GROUP, VERSION, Model, manifest, quantity_value
 from sluice.api.schema.load import (
     ManifestError,
     load_job,
+    load_pool,
     parse_documents,
     parse_job,
+    parse_pool,
     read_documents,
 )
 from sluice.api.status import (
@@ -66,6 +69,9 @@ __all__ = [
     "Parallelism",
     "PodGroupStatus",
     "PromptSource",
+    "RLEnginePool",
+    "RLEnginePoolSpec",
+    "RLEnginePoolStatus",
     "RLJob",
     "RLJobSpec",
     "RLJobStatus",
@@ -77,9 +83,11 @@ __all__ = [
     "Trainer",
     "WeightSync",
     "load_job",
+    "load_pool",
     "manifest",
     "parse_documents",
     "parse_job",
+    "parse_pool",
     "quantity_value",
     "read_documents",
 ]

@@ -1,4 +1,4 @@
-"""Names of the containers in a job's pods, by which pod templates change them."""
+"""Names of the containers in pods of jobs and pools, by which pod templates change them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ CONTAINERS: Mapping[str, Sequence[str]] = {
     "rendezvous": ("rendezvous",),
     "episode": ("episode", "sidecar"),
     "verifier": ("verifier", "sidecar"),
+    "engine": ("engine",),
 }
-INIT_CONTAINERS: Mapping[str, Sequence[str]] = {"rollout": ("plugin",), "buffer": ("rows",)}
+INIT_CONTAINERS: Mapping[str, Sequence[str]] = {
+    "rollout": ("plugin",),
+    "buffer": ("rows",),
+    "engine": ("plugin",),
+}
 # Names by field of a pod spec, then by role.
 NAMES = {"containers": CONTAINERS, "initContainers": INIT_CONTAINERS}
 # Role -> path of its template in a spec.
@@ -27,6 +32,8 @@ _PLACES: Mapping[str, Sequence[str]] = {
     "buffer": ("buffer",),
     "episode": ("rollout", "environment"),
     "verifier": ("rollout", "environment", "verifier"),
+    # Of an RLEnginePool; an RLJob has no template there.
+    "engine": (),
 }
 
 # Location of a pod template in a spec, the roles of its pods, and the template.

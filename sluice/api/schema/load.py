@@ -7,20 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
+from sluice.api import pool
 from sluice.api.job import KIND, RLJob, RLJobSpec
+from sluice.api.pool import RLEnginePool, RLEnginePoolSpec
 from sluice.api.schema import yaml_text
 from sluice.api.schema.annotations import Location
-from sluice.api.schema.base import API_VERSION
+from sluice.api.schema.base import API_VERSION, Model
 from sluice.api.schema.containers import faults_of_containers
 from sluice.api.schema.kubernetes_fields import faults_of
 from sluice.api.schema.problems import NO_OVERRIDES, Overrides, describe, describe_faults
 from sluice.api.schema.yaml_text import MAX_BYTES
+
+M = TypeVar("M", RLJob, RLEnginePool)
 
 
 class ManifestError(ValueError):
@@ -69,34 +73,64 @@ def load_job(path: Path, overrides: list[str] | None = None) -> RLJob:
     return parse_job(one_job(path), str(path), overrides)
 
 
+def load_pool(path: Path, overrides: list[str] | None = None) -> RLEnginePool:
+    """Load the one RLEnginePool of a file, with `path=value` overrides as `load_job`."""
+    return parse_pool(_one_of_kind(path, pool.KIND), str(path), overrides)
+
+
 def one_job(path: Path) -> CommentedMap:
     """Return the document of the one RLJob in a file."""
+    return _one_of_kind(path, KIND)
+
+
+def _one_of_kind(path: Path, kind: str) -> CommentedMap:
     documents = read_documents(path)
-    jobs = [d for d in documents if d.get("kind") == KIND] or documents
-    if len(jobs) > 1:
-        names = ", ".join(str((d.get("metadata") or {}).get("name", "?")) for d in jobs)
-        raise ManifestError(f"{path}: {len(jobs)} RLJobs in one file ({names}); expected one")
-    return jobs[0]
+    matching = [d for d in documents if d.get("kind") == kind] or documents
+    if len(matching) > 1:
+        names = ", ".join(str((d.get("metadata") or {}).get("name", "?")) for d in matching)
+        raise ManifestError(f"{path}: {len(matching)} {kind}s in one file ({names}); expected one")
+    return matching[0]
 
 
 def parse_job(document: CommentedMap, source: str, overrides: list[str] | None = None) -> RLJob:
+    return _parsed(RLJob, RLJobSpec, KIND, document, source, overrides)
+
+
+def parse_pool(
+    document: CommentedMap, source: str, overrides: list[str] | None = None
+) -> RLEnginePool:
+    return _parsed(RLEnginePool, RLEnginePoolSpec, pool.KIND, document, source, overrides)
+
+
+def _parsed(
+    model: type[M],
+    spec: type[Model],
+    kind: str,
+    document: CommentedMap,
+    source: str,
+    overrides: list[str] | None,
+) -> M:
     changed = {apply_override(document, override): override for override in overrides or []}
-    if document.get("kind") != KIND or document.get("apiVersion") != API_VERSION:
+    if document.get("kind") != kind or document.get("apiVersion") != API_VERSION:
         header = f"apiVersion {document.get('apiVersion')!r}, kind {document.get('kind')!r}"
         raise ManifestError(
-            f"{source}: expected apiVersion {API_VERSION}, kind {KIND}; found {header}"
+            f"{source}: expected apiVersion {API_VERSION}, kind {kind}; found {header}"
         )
     plain = _plain(document)
     try:
-        job = RLJob.model_validate(plain, by_alias=True, by_name=False)
+        parsed = model.model_validate(plain, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ManifestError(describe(error, document, source, changed)) from error
-    check_kubernetes_fields(plain, document, source, changed)
-    return job
+        raise ManifestError(describe(error, document, source, changed, model)) from error
+    check_kubernetes_fields(plain, document, source, changed, spec)
+    return parsed
 
 
 def check_kubernetes_fields(
-    plain: Mapping[str, Any], document: Any, source: str, changed: Overrides = NO_OVERRIDES
+    plain: Mapping[str, Any],
+    document: Any,
+    source: str,
+    changed: Overrides = NO_OVERRIDES,
+    model: type[Model] = RLJobSpec,
 ) -> None:
     """Check pod templates, volumes and other objects of Kubernetes in a spec.
 
@@ -110,6 +144,8 @@ def check_kubernetes_fields(
         Name of the manifest, for messages.
     changed
         Values that the command line set.
+    model
+        The model of the spec.
 
     Raises
     ------
@@ -117,7 +153,7 @@ def check_kubernetes_fields(
         A field is unknown to Kubernetes, or a template changes a container that no pod has.
 
     """
-    faults = faults_of(RLJobSpec, plain["spec"]) or faults_of_containers(plain["spec"])
+    faults = faults_of(model, plain["spec"]) or faults_of_containers(plain["spec"])
     if faults:
         raise ManifestError(describe_faults(faults, document, source, changed))
 

@@ -74,13 +74,19 @@ NO_OVERRIDES: Overrides = {}
 
 
 def describe(
-    error: ValidationError, document: Any, source: str, overrides: Overrides = NO_OVERRIDES
+    error: ValidationError,
+    document: Any,
+    source: str,
+    overrides: Overrides = NO_OVERRIDES,
+    model: type[BaseModel] = RLJob,
 ) -> str:
     """Describe all problems of a manifest, one a line: file:line: field.path: what is wrong.
 
     A problem with a value of `overrides` begins with `--set path=value` instead of file and line.
+    model: the model of the manifest, whose fields are suggested in place of unknown ones.
     """
-    old = old_fields(document.get("spec")) if isinstance(document, Mapping) else []
+    may_be_old = model is RLJob and isinstance(document, Mapping)
+    old = old_fields(document.get("spec")) if may_be_old else []
     explanations: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
         location = list(problem["loc"])
@@ -91,7 +97,7 @@ def describe(
         if location and (location[-1] in _UNION or str(location[-1]).startswith("function-")):
             location.pop()
         explanations.setdefault(_place(location, document, source, overrides), []).append(
-            _explain(problem, location) + _way_out(problem, document, overrides)
+            _explain(problem, location, model) + _way_out(problem, document, overrides)
         )
     renamed = [_renamed(field, document, source, overrides) for field in old]
     return "\n".join(
@@ -152,10 +158,11 @@ def _way_out(problem: Any, document: Any, overrides: Overrides) -> str:
     return "".join(f"; --set {path}=null takes {name} out" for name, path in paths.items())
 
 
-def _explain(problem: Any, location: list[str | int]) -> str:
+def _explain(problem: Any, location: list[str | int], model: type[BaseModel]) -> str:
     kind, value, context = problem["type"], problem.get("input"), problem.get("ctx") or {}
     if kind == "extra_forbidden":
-        return f"unknown field; {suggestion(str(location[-1]), _known_fields(location[:-1]))}"
+        known = _known_fields(model, location[:-1])
+        return f"unknown field; {suggestion(str(location[-1]), known)}"
     if kind == "missing":
         return "required field is missing"
     if kind == "rule":
@@ -177,15 +184,15 @@ def _explain(problem: Any, location: list[str | int]) -> str:
     return text
 
 
-def _known_fields(location: Sequence[str | int]) -> list[str]:
-    model: Any = RLJob
+def _known_fields(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
     for part in location:
         if isinstance(part, int):
             continue
         field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None)
-        model = _model_of(field.annotation) if field else None
-        if model is None:
+        inner = _model_of(field.annotation) if field else None
+        if inner is None:
             return []
+        model = inner
     return [f.alias or n for n, f in model.model_fields.items()]
 
 
