@@ -1,0 +1,65 @@
+"""Credentials with which the jobs of a pool call its engines.
+
+A credential is `NAMESPACE/JOB:WEIGHT:SIGNATURE`. The pool's key signs the job's name and its weight,
+so an engine needs the key alone to know who calls, and no list of jobs. What a job names in an
+engine (a request, a communicator) begins with its tag, `NAMESPACE/JOB:WEIGHT!`.
+
+This file also runs in the processes of engines, linked from the plugin, and imports the standard
+library only.
+"""
+
+import hashlib
+import hmac
+
+# Ends the tag in a name.
+TAG_END = "!"
+
+
+def credential(key: str, job: str, weight: int) -> str:
+    """Return the credential of a job.
+
+    Parameters
+    ----------
+    key
+        The pool's key, in hexadecimal digits.
+    job
+        Namespace and name, as `default/math`.
+    weight
+        Share of the pool's tokens relative to other jobs.
+
+    """
+    tag = f"{job}:{weight}"
+    return f"{tag}:{_signature(key, tag)}"
+
+
+def verified_tag(key: str, text: str) -> str:
+    """Return the tag of a credential; empty if the pool's key did not sign it."""
+    tag, _, signature = text.rpartition(":")
+    expected = _signature(key, tag)
+    return tag if tag and hmac.compare_digest(signature.encode(), expected.encode()) else ""
+
+
+def tag_of(name: str) -> str:
+    """Return the tag that a name begins with; empty if it has none."""
+    tag, ends, _ = name.partition(TAG_END)
+    return tag if ends else ""
+
+
+def credential_tag(text: str) -> str:
+    """Return the tag of a credential, whoever signed it."""
+    return text.rpartition(":")[0]
+
+
+def job_of(tag: str) -> str:
+    """Return namespace and name of the job."""
+    return tag.partition(":")[0]
+
+
+def weight_of(tag: str) -> int:
+    """Return the weight of the job; 1 if the tag has none."""
+    digits = tag.rpartition(":")[2]
+    return int(digits) if digits.isdecimal() and int(digits) > 0 else 1
+
+
+def _signature(key: str, tag: str) -> str:
+    return hmac.new(bytes.fromhex(key), tag.encode(), hashlib.sha256).hexdigest()

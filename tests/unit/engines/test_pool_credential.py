@@ -1,0 +1,47 @@
+"""A job's credential in a pool: signed by the pool, bound to name and weight."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.engines.plugin_common.pool_credential import (
+    TAG_END,
+    credential,
+    credential_tag,
+    job_of,
+    tag_of,
+    verified_tag,
+    weight_of,
+)
+
+KEY, OTHER_KEY = "ab" * 32, "cd" * 32
+
+
+def test_a_credential_says_who_calls() -> None:
+    text = credential(KEY, "team/math", 3)
+    tag = verified_tag(KEY, text)
+    assert tag == credential_tag(text) == "team/math:3"
+    assert (job_of(tag), weight_of(tag)) == ("team/math", 3)
+    assert tag_of(f"{tag}{TAG_END}request-1") == tag
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        "team/math:3",
+        credential(OTHER_KEY, "team/math", 3),
+        credential(KEY, "team/math", 3).replace("math:3", "math:9"),
+        credential(KEY, "team/math", 3).replace("math", "code"),
+        credential(KEY, "team/math", 3) + "0",
+        "tëam/math:3:" + "0" * 64,
+    ],
+)
+def test_a_forged_credential_is_nobodys(text: str) -> None:
+    assert verified_tag(KEY, text) == ""
+
+
+def test_a_name_without_a_tag_is_nobodys() -> None:
+    assert tag_of("request-1") == ""
+    assert weight_of("") == 1
