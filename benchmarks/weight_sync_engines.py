@@ -71,7 +71,7 @@ def engine(options: argparse.Namespace, number: int, directory: Path) -> Iterato
     env = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "HF_HUB_OFFLINE": "1"}
     if options.lora_rank:
         versions = VERSIONS if options.pause_mode == "versions" else 0
-        adapter = {"rank": options.lora_rank, "scaling": 1.0, "versions": versions}
+        adapter = {"rank": options.lora_rank, "versions": versions}
         env["SLUICE_LORA"] = json.dumps(adapter)
     if GPUS and options.load:
         # An update waits for the step that is being decoded, which graphs make as short as a job's.

@@ -25,6 +25,8 @@ T = TypeVar("T")
 RESTING, WAKING = "resting", "waking"
 # Prefix of the names of an adapter's tensors, as PEFT has it in its files.
 ADAPTER_PREFIX = "base_model.model."
+# Tensor of one element that comes with an adapter: the factor of B A.
+ADAPTER_SCALING = f"{ADAPTER_PREFIX}lora_scaling"
 # Version of weights that no trainer of sluice has sent, such as those of the engine's start.
 UNKNOWN_VERSION = -1
 

@@ -1,8 +1,8 @@
 """Credentials with which the jobs of a pool call its engines.
 
-A credential is `NAMESPACE/JOB:WEIGHT:SIGNATURE`. The pool's key signs the job's name and its weight,
-so an engine needs the key alone to know who calls, and no list of jobs. What a job names in an
-engine (a request, a communicator) begins with its tag, `NAMESPACE/JOB:WEIGHT!`.
+A credential is `NAMESPACE/JOB:WEIGHT:SIGNATURE`. The pool's key signs the job's name and its
+weight, so an engine needs the key alone to know who calls, and no list of jobs. What a job names in
+an engine (a request, a communicator) begins with its tag, `NAMESPACE/JOB:WEIGHT!`.
 
 This file also runs in the processes of engines, linked from the plugin, and imports the standard
 library only.

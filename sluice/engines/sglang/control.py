@@ -79,11 +79,6 @@ class Control(HttpControl):
         await self.call("POST", "/init_weights_update_group", body)
 
     async def pause(self, mode: str) -> None:
-        """Pause generation.
-
-        In mode `versions` the server holds back new requests, and its plugin lets others go on.
-        """
-        mode = "in_place" if mode == "versions" else mode
         await self.call("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:

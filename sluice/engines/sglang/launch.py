@@ -55,8 +55,8 @@ _PREFILL_VARIABLE = "SLUICE_PREFILL_PASSES"
 _PREFILL_PASSES = 8
 # Arguments by which a user says what prompts wait for.
 _PREFILL_ARGS = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
-# Read by the plugin: rank and scaling of the adapter that the trainer sends, and how many versions
-# of it are held.
+# Read by the plugin: the largest rank of an adapter, how many versions of one are held, and whether
+# several jobs use the engine.
 _ADAPTER_VARIABLE = "SLUICE_LORA"
 # Read by the plugin and the launch script: compute as the trainer does.
 _DETERMINISTIC = "SLUICE_DETERMINISTIC"
@@ -186,7 +186,7 @@ def _adapter(spec: RLJobSpec) -> dict[str, str]:
     lora = spec.trainer.lora
     if lora is None or spec.weight_sync.lora != "adapter":
         return {}
-    settings = {"rank": lora.rank, "scaling": lora.scaling, "versions": _versions(spec)}
+    settings = {"rank": lora.rank, "versions": _versions(spec)}
     return {_ADAPTER_VARIABLE: json.dumps(settings)}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from sluice.engines.protocol import ADAPTER_PREFIX
+from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model import safetensors_file
@@ -59,7 +59,7 @@ def serving(
     base: Path, log: Path, *arguments: str, versions: int = 0, cores: str = ""
 ) -> AbstractContextManager[Sglang]:
     """Start an engine that takes adapters."""
-    settings = {"rank": RANK, "scaling": ALPHA / RANK, "versions": versions}
+    settings = {"rank": RANK, "versions": versions}
     return tools.serving(
         base,
         log,
@@ -76,7 +76,7 @@ def serving(
 def adapter(base: Path, seed: int, layers: tuple[str, ...] = ALL_LAYERS) -> Tensors:
     """Return a random adapter of these layers, by PEFT's names, in the order of a trainer."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = []
+    drawn = [(ADAPTER_SCALING, torch.tensor([ALPHA / RANK]))]
     for name, weight in tensors(base):
         layer = name.removesuffix(".weight")
         if layer.rpartition(".")[2] not in layers:
@@ -106,7 +106,8 @@ def merged(base: Path, adapter: Tensors, directory: Path) -> Path:
     """Write the checkpoint of `base` with the adapter added, as `sluice convert` does."""
     files = directory / "adapter"
     files.mkdir(parents=True)
-    safetensors_file.save(dict(adapter), files / "adapter_model.safetensors")
+    tensors = {name: tensor for name, tensor in adapter if name != ADAPTER_SCALING}
+    safetensors_file.save(tensors, files / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA}
     (files / "adapter_config.json").write_text(json.dumps(config))
     merge_adapter(files, base, directory / "merged")
@@ -208,8 +209,8 @@ async def test_a_request_ends_with_the_version_that_it_began_with(
                 expected = log_probs(models[version], PROMPT + generation.tokens, TOKENS)
                 assert distance(generation.log_probs, expected) < tolerance()
         log = (tmp_path / "log").read_text()
-        assert "unloading completes: LoRARef(lora_id=sluice@" not in log, "all are in use"
+        assert "not used any more" not in log, "all are in use"
         await send_adapter(sender, adapter(base, 4))
         log = (tmp_path / "log").read_text()
-        unloaded = set(re.findall(r"unloading completes: LoRARef\(lora_id=([^,]*)", log))
-        assert unloaded == {"sluice", "sluice@1", "sluice@2"}
+        unused = set(re.findall(r"the adapter (\S+) is not used any more", log))
+        assert unused == {"sluice@1", "sluice@2"}

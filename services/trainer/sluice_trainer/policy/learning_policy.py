@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice.api import RLJobSpec
-from sluice.engines.protocol import ADAPTER_PREFIX, StackName
+from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING, StackName
 from sluice_trainer.algorithms import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
@@ -152,11 +152,16 @@ class LearningPolicy(ABC):
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         if self.spec.weight_sync.lora == "merged":
-            return self.hf_tensors(stack_name, receivers)
+            yield from self.hf_tensors(stack_name, receivers)
+            return
         # In the precision that the trainer computes in; sorted, so that layers stay together.
         dtype = compute_dtype(self.spec.trainer.precision)
         tensors = sorted(self.adapter_tensors().items())
-        return ((ADAPTER_PREFIX + name, tensor.to(dtype)) for name, tensor in tensors)
+        lora = self.spec.trainer.lora
+        assert lora is not None
+        yield ADAPTER_SCALING, torch.tensor([lora.scaling], device=tensors[0][1].device)
+        for name, tensor in tensors:
+            yield ADAPTER_PREFIX + name, tensor.to(dtype)
 
     @abstractmethod
     def adapter_tensors(self) -> dict[str, Tensor]:

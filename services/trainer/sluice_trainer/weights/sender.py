@@ -175,8 +175,10 @@ class WeightSender:
         await self._report_all(pb.UPDATE_PHASE_PREPARE)
 
     async def pause(self) -> None:
-        self._update().paused_since = time.monotonic()
-        await self._run("pause", (pb.UPDATE_PHASE_PAUSE, self._pause))
+        update = self._update()
+        update.paused_since, update.seconds["pause"] = time.monotonic(), 0.0
+        if self._pauses:
+            await self._run("pause", (pb.UPDATE_PHASE_PAUSE, self._pause))
 
     async def send(self, bucket: Bucket) -> None:
         """Transfer one bucket, after earlier ones, to every engine that is still in the update."""
@@ -207,7 +209,7 @@ class WeightSender:
         )
         update.seconds["verify"] = update.verified - started
         update.seconds["resume"] = max(update.resumed - update.verified, 0.0)
-        update.seconds["paused"] = update.resumed - update.paused_since
+        update.seconds["paused"] = update.resumed - update.paused_since if self._pauses else 0.0
         await self._report_all(pb.UPDATE_PHASE_RESUME)
         self.current = None
         relayed = tuple(sorted(self._transport.relayed))
@@ -231,6 +233,11 @@ class WeightSender:
         if len(self._update().peers) > 1 or self._runner.step_times.has_others(peer.name):
             await peer.control.version()
 
+    @property
+    def _pauses(self) -> bool:
+        """False if an engine holds several versions: an update adds one and interrupts nothing."""
+        return self._sync.pause_mode != "versions"
+
     async def _pause(self, peer: Peer) -> None:
         await peer.control.pause(self._sync.pause_mode)
         if self._colocated:
@@ -239,10 +246,10 @@ class WeightSender:
             await peer.control.begin()
 
     async def _verify(self, peer: Peer) -> None:
-        if self._transport.in_session:
+        if self._transport.in_session and self._pauses:
             await peer.control.end()
         # With several versions each has a prefix cache, which stays valid.
-        has_old_cache = not self._flushes(peer) and self._sync.pause_mode != "versions"
+        has_old_cache = not self._flushes(peer) and self._pauses
         async with asyncio.TaskGroup() as group:
             if has_old_cache:
                 group.create_task(peer.control.try_flush())
@@ -253,7 +260,8 @@ class WeightSender:
     async def _resume(self, peer: Peer) -> None:
         if self._colocated:
             await peer.control.wake_cache()
-        await peer.control.resume()
+        if self._pauses:
+            await peer.control.resume()
         self._update().resumed = time.monotonic()
 
     async def _check_version(self, peer: Peer) -> None:

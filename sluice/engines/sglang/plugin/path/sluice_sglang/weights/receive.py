@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..pool_credential import tag_of
 from .cached_model_scan import same_parameters
 from .relay import LINK_PREFIX, Link, Links, Route, route
 from .transfer import (
@@ -213,7 +214,7 @@ def join_group(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
     bound.apply_defaults()
     call = bound.arguments
     groups, name = updater._model_update_group, call["group_name"]
-    older = [group for group in groups if group.startswith(GROUP_PREFIX)]
+    older = [group for group in groups if is_trainers(group) and owner(group) == owner(name)]
     if not name.startswith(LINK_PREFIX):
         with without_watchdog():
             answer = original(updater, *args, **kwargs)
@@ -225,6 +226,16 @@ def join_group(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
         give_up(groups, older)
         groups[name] = link(call, call["rank_offset"] + updater.tp_rank)
     return True, "The link is being made."
+
+
+def is_trainers(group: str) -> bool:
+    """Return True if a communicator or link brings a trainer's weights."""
+    return group.startswith(GROUP_PREFIX)
+
+
+def owner(group: str) -> str:
+    """Return the tag of the job whose trainer this is; empty if the engine has one job."""
+    return tag_of(group.removeprefix(GROUP_PREFIX))
 
 
 def give_up(groups: dict[str, Any], names: list[str]) -> None:

@@ -1,0 +1,314 @@
+"""The LoRA adapters of one rank of the engine, in the memory that SGLang computes with.
+
+SGLang has slots for as many adapters as a batch may use, and fills a slot when a request needs its
+adapter. Here it gets the tensors that updates have brought, and copies them to their places
+(adapter_places.py).
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import tell_once
+from .adapter_places import Places, clear
+
+# The adapter's name inside SGLang if the engine has one job. Versions are called sluice@3, those of
+# a pool's jobs NAMESPACE/JOB@3.
+NAME = "sluice"
+# Tensor of one element that comes with an adapter: the factor of B A. SGLang itself computes it as
+# alpha / rank, without rsLoRA.
+SCALING = "base_model.model.lora_scaling"
+# Layers whose adapters SGLang joins. If one of the first has an adapter, so must the second.
+_JOINED = (("q_proj", "v_proj"), ("k_proj", "q_proj"), ("v_proj", "q_proj"))
+Tensors = dict[str, torch.Tensor]
+# Names and shapes of an adapter's tensors.
+Signature = tuple[tuple[str, torch.Size], ...]
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class JobAdapter:
+    """The adapter of a job: the versions that are held, and the update that is coming."""
+
+    # By PEFT's names. Those of `arrived` belong to the update, others wait to be overwritten.
+    coming: Tensors = field(default_factory=dict)
+    arrived: set[str] = field(default_factory=set)
+    scaling: float = 1.0
+    # Names inside SGLang, the newest last.
+    held: list[str] = field(default_factory=list)
+    # Memory of a version that is not held any more.
+    spare: Tensors = field(default_factory=dict)
+
+
+class AdapterStore:
+    """The adapters of one rank of the engine.
+
+    Parameters
+    ----------
+    rank
+        Largest rank of an adapter.
+    versions
+        Number of versions of an adapter that are held, and older ones while requests use them. 0:
+        an update changes the only one in place.
+    pool
+        True if several jobs use the engine.
+
+    """
+
+    def __init__(self, rank: int, versions: int = 0, *, pool: bool = False) -> None:
+        self.rank, self.versions, self.pool = rank, versions, pool
+        self.manager: Any = None
+        self.jobs: dict[str, JobAdapter] = {}
+        # The tensors of each adapter that SGLang knows, by its name there.
+        self._weights: dict[str, Tensors] = {}
+        # None: SGLang has such adapters in unknown places.
+        self._places: dict[Signature, Places | None] = {}
+        self._filled: dict[int, Signature] = {}
+        self._load_by_sglang: Any = None
+        # GPU work after which the tensors may be read, and after which they may be overwritten.
+        self._written: Any = None
+        self._read: Any = None
+
+    def attach(self, manager: Any) -> None:
+        """Serve requests from the memory of SGLang's manager of adapters."""
+        self.manager = manager
+        # Otherwise SGLang leaves out layers that it does not adapt, with a line in the log.
+        manager.memory_pool.strict_loading = True
+        self._load_by_sglang = manager.memory_pool.load_lora_weight_to_buffer
+        manager.memory_pool.load_lora_weight_to_buffer = self._load
+
+    def newest(self, job: str) -> str | None:
+        """Return the name of a job's newest adapter; None if none has come: the model alone."""
+        adapter = self.jobs.get(job)
+        return adapter.held[-1] if adapter and adapter.held else None
+
+    def take(self, job: str, bucket: Tensors) -> None:
+        """Keep a bucket of tensors, which holds whole layers. Raises ValueError if it is unfit."""
+        adapter = self.jobs.setdefault(job, JobAdapter())
+        scaling = bucket.pop(SCALING, None)
+        if scaling is not None:
+            adapter.scaling = float(scaling)
+        if not bucket:
+            return
+        check_joined(bucket)
+        self._check(bucket)
+        _wait_for(self._read)
+        for name, tensor in bucket.items():
+            kept = adapter.coming.get(name)
+            if kept is None or kept.shape != tensor.shape:
+                adapter.coming[name] = torch.empty(
+                    tensor.shape, dtype=self.manager.dtype, device=self.manager.device
+                )
+        # The bucket's memory is used again. All ranks get whole tensors and cut their part.
+        torch._foreach_copy_([adapter.coming[name] for name in bucket], list(bucket.values()))
+        self._written = _recorded(self.manager.device)
+        adapter.arrived |= bucket.keys()
+
+    def commit(self, job: str, version: str, scheduler: Any) -> None:
+        """Serve the adapter whose tensors have come. Raises ValueError if it does not fit."""
+        adapter = self.jobs.get(job)
+        if adapter is None or not adapter.arrived:
+            raise ValueError("an update of an adapter has brought no tensors")
+        weights = {name: adapter.coming[name] for name in sorted(adapter.arrived)}
+        signature = _signature(weights)
+        if signature not in self._places:
+            self._places[signature] = self._look_up(signature)
+        name = f"{job or NAME}@{version}" if self.versions else NAME
+        self._know(name, adapter, weights)
+        adapter.coming, adapter.spare, adapter.arrived = adapter.spare, {}, set()
+        replaced = self._weights.get(name)
+        self._weights[name] = weights
+        if replaced is not None:
+            adapter.spare = replaced
+            adapter.held.remove(name)
+        adapter.held.append(name)
+        if replaced is not None and (slot := self._slot(name)) is not None:
+            self._fill(name, slot)
+            self._notify(slot)
+        if self.versions:
+            tell_once("each version of an adapter is held until no request uses it")
+            self._drop_unused(adapter, scheduler)
+
+    def forget(self, job: str) -> None:
+        """Free the memory of a job that has ended."""
+        adapter = self.jobs.pop(job, None)
+        for name in adapter.held if adapter else ():
+            self._remove(name)
+
+    def _check(self, bucket: Tensors) -> None:
+        """Raise ValueError unless the engine has memory for such tensors.
+
+        SGLang itself would only notice when a request needs the adapter, and end.
+        """
+        from sglang.srt.lora.utils import get_normalized_target_modules
+
+        adapted = self.manager.memory_pool.target_modules
+        for name, tensor in bucket.items():
+            layer, _, side = name.removesuffix(".weight").rpartition(".")
+            if side not in ("lora_A", "lora_B") or tensor.dim() != 2:
+                raise ValueError(f"{name} {list(tensor.shape)} is no matrix A or B of an adapter")
+            rank = tensor.shape[0 if side == "lora_A" else 1]
+            if rank > self.rank:
+                raise ValueError(
+                    f"the adapter has rank {rank}, and this engine was started for {self.rank}"
+                )
+            if not get_normalized_target_modules([layer.rpartition(".")[2]]) <= adapted:
+                raise ValueError(f"this engine adapts {', '.join(sorted(adapted))}, not {layer}")
+
+    def _look_up(self, signature: Signature) -> Places | None:
+        try:
+            return Places.of(self.manager, dict(signature))
+        except (AttributeError, IndexError, KeyError, RuntimeError) as error:
+            log.warning("this SGLang has adapters in unknown places: %r", error)
+            return None
+
+    def _know(self, name: str, adapter: JobAdapter, weights: Tensors) -> None:
+        """Make the name known to SGLang, with rank and scaling.
+
+        All versions of an adapter share one object of SGLang, which costs milliseconds.
+        """
+        from sglang.srt.lora.lora_registry import LoRARef
+
+        reference = LoRARef(lora_id=name, lora_name=name, lora_path=name, pinned=False)
+        older = next(iter(adapter.held), None)
+        rank = max(tensor.shape[0] for key, tensor in weights.items() if ".lora_A." in key)
+        if older is not None and self.manager.configs[older].r == rank:
+            shared = self.manager.loras[older]
+            shared.scaling = adapter.scaling
+            self.manager.configs[name] = self.manager.configs[older]
+            self.manager.loras[name] = shared
+            self.manager.lora_refs[name] = reference
+            return
+        config = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": adapter.scaling * rank,
+            "target_modules": sorted({key.split(".")[-3] for key in weights}),
+        }
+        result = self.manager.load_lora_adapter_from_tensors(reference, {}, config)
+        if not result.success:
+            raise ValueError(f"SGLang cannot serve the adapter: {result.error_message}")
+        self.manager.loras[name].scaling = adapter.scaling
+
+    def _slot(self, name: str) -> int | None:
+        """Return the adapter's slot in SGLang's memory; None if it has none at present."""
+        slot: int | None = self.manager.memory_pool.uid_to_buffer_id.get(name)
+        return slot
+
+    def _load(self, name: str | None, slot: int, *args: Any) -> None:
+        """Fill a slot, in place of SGLang's function."""
+        if name in self._weights:
+            self._fill(name, slot)
+        else:
+            self._filled.pop(slot, None)
+            self._load_by_sglang(name, slot, *args)
+
+    def _fill(self, name: str, slot: int) -> None:
+        weights = self._weights[name]
+        signature = _signature(weights)
+        places = self._places[signature]
+        _wait_for(self._written)
+        if places is not None and places.proven:
+            if self._filled.get(slot) != signature:
+                clear(self.manager.memory_pool, slot)
+            places.copy(weights, slot)
+        else:
+            self._load_by_sglang(
+                name,
+                slot,
+                self._assembled(name, weights),
+                self.manager.lora_modules,
+                self.manager.embed_tokens_module,
+                self.manager.lm_head_module,
+            )
+            if places is not None:
+                places.proven = places.agree(weights, slot)
+                how = "at once" if places.proven else "one by one"
+                tell_once(f"an adapter's tensors are loaded in place, {how}")
+        self._filled[slot] = signature
+        self._read = _recorded(self.manager.device)
+
+    def _assembled(self, name: str, weights: Tensors) -> Any:
+        """Return the tensors as SGLang has them: those of joined layers joined."""
+        from sglang.srt.layers.utils import get_layer_id
+
+        known = self.manager.loras[name]
+        adapter = type(known)(
+            name,
+            known.config,
+            known.base_hf_config,
+            known.load_config,
+            known.lora_backend,
+            base_model=self.manager.base_model,
+        )
+        for key, tensor in weights.items():
+            adapter.layers[get_layer_id(key)].weights[key] = tensor
+        adapter._normalize_weights()
+        return adapter
+
+    def _notify(self, slot: int) -> None:
+        # SGLang before 0.5.21 keeps nothing that is derived from a slot.
+        if hasattr(self.manager, "_notify_lora_slots_updated"):
+            self.manager._notify_lora_slots_updated({slot})
+
+    def _drop_unused(self, adapter: JobAdapter, scheduler: Any) -> None:
+        used = names_in_use(scheduler)
+        for name in adapter.held[: -self.versions]:
+            if name not in used:
+                adapter.held.remove(name)
+                adapter.spare = self._remove(name)
+                log.info("the adapter %s is not used any more", name)
+
+    def _remove(self, name: str) -> Tensors:
+        """Forget an adapter, and return its tensors, whose memory may be used again."""
+        from sglang.srt.lora.mem_pool import EMPTY_SLOT
+
+        memory = self.manager.memory_pool
+        slot = memory.uid_to_buffer_id.pop(name, None)
+        if slot is not None:
+            memory.buffer_id_to_uid[slot] = EMPTY_SLOT
+            memory.eviction_policy.remove(name)
+        for known in (self.manager.configs, self.manager.loras, self.manager.lora_refs):
+            known.pop(name, None)
+        return self._weights.pop(name)
+
+
+def names_in_use(scheduler: Any) -> set[str | None]:
+    """Return the adapters of all requests that the scheduler has."""
+    batches = [scheduler.running_batch, scheduler.last_batch]
+    requests = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
+    requests += [request for batch in batches if batch is not None for request in batch.reqs]
+    if scheduler.chunked_req is not None:
+        requests.append(scheduler.chunked_req)
+    return {request.lora_id for request in requests}
+
+
+def check_joined(names: Iterable[str]) -> None:
+    """Raise ValueError if an adapter lacks layers that SGLang needs with others."""
+    layers = {name.split(".")[-3] for name in names}
+    for layer, companion in _JOINED:
+        if layer in layers and companion not in layers:
+            raise ValueError(
+                f"SGLang joins q_proj, k_proj and v_proj: an adapter of {layer} needs one of "
+                f"{companion}: add it to trainer.lora.targetModules"
+            )
+
+
+def _signature(tensors: Tensors) -> Signature:
+    return tuple((name, tensor.shape) for name, tensor in tensors.items())
+
+
+def _recorded(device: Any) -> Any:
+    """Return an event behind the GPU work that is queued now; None on a CPU."""
+    return (
+        torch.cuda.current_stream().record_event() if torch.device(device).type == "cuda" else None
+    )
+
+
+def _wait_for(event: Any) -> None:
+    """Let GPU work that is queued from now on wait for an event."""
+    if event is not None:
+        torch.cuda.current_stream().wait_event(event)
