@@ -215,12 +215,15 @@ images:
 	done
 
 crds: $(VENV)/.dev
-	$(VENV)/bin/sluice crd > crds/sluice.dev_rljobs.yaml
+	$(VENV)/bin/sluice crd rljob > crds/sluice.dev_rljobs.yaml
+	$(VENV)/bin/sluice crd rlenginepool > crds/sluice.dev_rlenginepools.yaml
 	cp crds/sluice.dev_rljobs.yaml charts/sluice/files/rljobs.sluice.dev.yaml
+	cp crds/sluice.dev_rlenginepools.yaml charts/sluice/files/rlenginepools.sluice.dev.yaml
 
 reference: $(VENV)/.dev
 	mkdir -p docs/reference
 	$(VENV)/bin/sluice reference rljob > docs/reference/rljob.md
+	$(VENV)/bin/sluice reference rlenginepool > docs/reference/rlenginepool.md
 	$(VENV)/bin/sluice reference cli > docs/reference/cli.md
 
 # What laptops check templates with: the fields of Kubernetes' objects, as the operator's client has them.

@@ -52,7 +52,7 @@ from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
-from tests.cluster.conftest import install_crd
+from tests.cluster.conftest import install_crds
 from tests.cluster.control_plane import control_plane
 from tests.cluster.operators import Operator
 from tests.cluster.test_episode_pods import PODS, VERIFIERS, at_work, end_all, there
@@ -186,7 +186,7 @@ async def at_cluster(count: int, directory: Path) -> None:
     with control_plane() as plane:
         os.environ["KUBECONFIG"] = plane.kubeconfig
         async with await Api.connect() as api:
-            await install_crd(api)
+            await install_crds(api)
             async with new_world(api, "episodes") as world:
                 operator = Operator(plane.kubeconfig, "episodes", directory / "operator.log")
                 try:

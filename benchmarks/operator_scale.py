@@ -38,7 +38,7 @@ from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvo
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.plan.facts.names import PORTS
-from tests.cluster.conftest import install_crd
+from tests.cluster.conftest import install_crds
 from tests.cluster.control_plane import control_plane
 from tests.cluster.operators import Operator
 from tests.cluster.world import SPEC
@@ -252,7 +252,7 @@ async def measure(
 ) -> dict[str, Any]:
     os.environ["KUBECONFIG"] = plane_kubeconfig
     async with await Api.connect() as api:
-        await install_crd(api)
+        await install_crds(api)
         await api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         server = await serve_jobs()
         operator = await start_operator(plane_kubeconfig, directory)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sluice.api.groups.engine_args import POOL_ENGINE_ARGS
 from sluice.api.groups.lifecycle import Kueue, NetworkPolicy
 from sluice.api.groups.lora import ALL_LINEAR, ModuleName
 from sluice.api.groups.resources import Resources
 from sluice.api.groups.rollout import EngineArgs
 from sluice.api.job import ObjectMeta
-from sluice.api.schema.base import API_VERSION, Model, NonNegativeInt
-from sluice.api.schema.kubernetes_fields import PodTemplate, VolumeSource
+from sluice.api.schema.base import API_VERSION, Model, NonNegativeInt, Unique
+from sluice.api.schema.kubernetes_fields import NetworkPolicyPeer, PodTemplate, VolumeSource
 from sluice.api.schema.paths import ModelPath
+from sluice.api.schema.rules import Rule
+from sluice.api.status import AnyCondition
 
 KIND = "RLEnginePool"
 PLURAL = "rlenginepools"
 SHORT_NAME = "rlp"
+# Fields of the spec that may never change, and why.
+IMMUTABLE = {
+    "model": "cannot be changed, because jobs train adapters of this model: make another pool",
+    "engine": "cannot be changed: make another pool",
+    "gpusPerReplica": "cannot be changed, because every engine would restart at once: make another "
+    "pool and delete this one once its jobs have ended",
+}
 
 
 class PoolModel(Model):
@@ -36,6 +46,21 @@ class PoolModel(Model):
     )
     fp32_lm_head: bool = Field(
         False, description="Compute logits in float32. Jobs set spec.model.fp32LmHead likewise."
+    )
+
+
+class PoolNetworkPolicy(NetworkPolicy):
+    """Connections to the engines that are allowed."""
+
+    enabled: bool = Field(
+        True,
+        description="Only the pool's own pods, pods of its jobs, the operator and Prometheus may "
+        "connect.",
+    )
+    metrics_from: Annotated[list[NetworkPolicyPeer], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="NetworkPolicyPeers that may connect to the engines' HTTP port, on which "
+        "Prometheus reads /metrics. Default: all pods of the cluster.",
     )
 
 
@@ -74,17 +99,32 @@ class RLEnginePoolSpec(Model):
     kueue: Kueue | None = Field(
         None, description="Queue that admits the engines, apart from the trainers of the jobs."
     )
-    network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
+    network_policy: PoolNetworkPolicy = Field(default_factory=PoolNetworkPolicy)
     template: PodTemplate = Field(
         default_factory=dict,
         description="Pod template, merged over that of sluice (strategic merge).",
     )
 
+    rules: ClassVar[tuple[Rule, ...]] = POOL_ENGINE_ARGS
+
+
+class PoolCondition(AnyCondition):
+    """Condition of an RLEnginePool."""
+
+    type: Literal["Ready"] = Field(description="Name of the condition.")
+
 
 class RLEnginePoolStatus(Model):
     """Observed state of the pool."""
 
-    observed_generation: int | None = None
+    observed_generation: int | None = Field(
+        None, description="Newest generation of the object that this status reflects."
+    )
+    conditions: Annotated[list[PoolCondition], Field(max_length=4), Unique("type")] = Field(
+        default_factory=list,
+        description="Ready: whether all engines answer and, if not, why.",
+    )
+    engines: str = Field("", description="Engines that answer, of all, such as 1/2.")
     replicas: NonNegativeInt = Field(0, description="Number of engines that exist.")
     ready_replicas: NonNegativeInt = Field(0, description="Number of engines that answer.")
     selector: str = Field("", description="Label selector of the engines' pods, for autoscalers.")
@@ -102,3 +142,7 @@ class RLEnginePool(Model):
     metadata: ObjectMeta
     spec: RLEnginePoolSpec
     status: RLEnginePoolStatus | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.metadata.namespace}/{self.metadata.name}"

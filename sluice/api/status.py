@@ -17,10 +17,10 @@ RoleName = Literal["rendezvous", "buffer", "rollout", "trainer"]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
-class Condition(Model):
+class AnyCondition(Model):
     """Condition, as Kubernetes' metav1.Condition."""
 
-    type: ConditionType = Field(description="Name of the condition.")
+    type: str = Field(description="Name of the condition.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: Annotated[
         str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)
@@ -32,6 +32,12 @@ class Condition(Model):
     observed_generation: int = Field(
         0, description="Generation of the object that the condition is about."
     )
+
+
+class Condition(AnyCondition):
+    """Condition of an RLJob."""
+
+    type: ConditionType = Field(description="Name of the condition.")
 
 
 class GangStatus(Model):

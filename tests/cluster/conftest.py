@@ -18,6 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from sluice.api import API_VERSION, KIND
+from sluice.api.schema.crd import KINDS
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.namespace_lock import ALWAYS, NAME
@@ -62,9 +63,9 @@ def garbage_collector(plane: ControlPlane) -> None:
 
 @pytest.fixture
 async def api(plane: ControlPlane) -> AsyncIterator[Api]:
-    """With the CRD in place."""
+    """With the CRDs in place."""
     async with await Api.connect() as client:
-        await install_crd(client)
+        await install_crds(client)
         with contextlib.suppress(
             errors.NotFoundError
         ):  # an operator of all namespaces that was killed has left it
@@ -86,7 +87,7 @@ async def rules(ruled: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ap
     """
     monkeypatch.setenv("KUBECONFIG", ruled)
     async with await Api.connect() as client:
-        await install_crd(client)
+        await install_crds(client)
         yield client
 
 
@@ -148,25 +149,24 @@ def _without(value: Any, field: str) -> Any:
 async def keeps_rules() -> bool:
     """The API server of KUBECONFIG keeps the rules of a CRD: it is of Kubernetes 1.25 or later."""
     async with await Api.connect() as api:
-        await install_crd(api)
+        await install_crds(api)
         return RULES in str(await api.get(f"{CRDS}/rljobs.sluice.dev"))
 
 
-async def install_crd(api: Api) -> None:
-    """And wait until it is served."""
-    crd = YAML(typ="safe").load((ROOT / "crds" / "sluice.dev_rljobs.yaml").read_text())
-    try:
-        await api.create(CRDS, crd)
-    except errors.AlreadyExistsError:
-        return
-    async with asyncio.timeout(30):
-        while not await _is_served(api):
-            await asyncio.sleep(0.1)
+async def install_crds(api: Api) -> None:
+    """And wait until they are served."""
+    for kind in KINDS:
+        crd = YAML(typ="safe").load((ROOT / f"crds/sluice.dev_{kind.plural}.yaml").read_text())
+        with contextlib.suppress(errors.AlreadyExistsError):
+            await api.create(CRDS, crd)
+        async with asyncio.timeout(30):
+            while not await _is_served(api, kind.name):
+                await asyncio.sleep(0.1)
 
 
-async def _is_served(api: Api) -> bool:
+async def _is_served(api: Api, kind: str) -> bool:
     try:
-        await api.get(collection("RLJob", "default"))
+        await api.get(collection(kind, "default"))
     except errors.NotFoundError:
         return False
     return True

@@ -14,7 +14,7 @@ from sluice_operator.cluster.kube.api import Api
 from tests.helm import CHART, helm
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-CRD = f"{CRDS}/rljobs.sluice.dev"
+CRD, POOLS_CRD = f"{CRDS}/rljobs.sluice.dev", f"{CRDS}/rlenginepools.sluice.dev"
 Object = dict[str, Any]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -12,9 +13,16 @@ import pytest
 
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
-from tests.cluster.conftest import install_crd
+from tests.cluster.conftest import install_crds
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.releases import CRD, Release, age_arguments, make_namespace, new_release
+from tests.cluster.releases import (
+    CRD,
+    POOLS_CRD,
+    Release,
+    age_arguments,
+    make_namespace,
+    new_release,
+)
 from tests.cluster.world import World, new_world
 from tests.helm import CHART, VALUES, helm, load
 from tests.tools import tool
@@ -24,26 +32,25 @@ ANNOTATION = "helm.sh/resource-policy"
 
 @pytest.fixture
 async def release(plane: ControlPlane) -> AsyncIterator[Release]:
-    """A release of the chart with its CRD, on a cluster that belongs to the tests."""
+    """A release of the chart with its CRDs, on a cluster that belongs to the tests."""
     if plane.directory is None:
         pytest.skip("installs and deletes the CRD: not on the cluster of KUBECONFIG")
     async with await Api.connect() as api:
-        await delete_crd(api)
+        await delete_crds(api)
         async with new_release(api) as fresh:
             yield fresh
-        await delete_crd(api)
+        await delete_crds(api)
 
 
-async def delete_crd(api: Api) -> None:
-    """Delete the CRD, and wait until it is gone with all jobs."""
-    try:
-        await api.delete(CRD, {})
-        async with asyncio.timeout(30):
-            while True:
-                await api.get(CRD)
-                await asyncio.sleep(0.1)
-    except errors.NotFoundError:
-        return
+async def delete_crds(api: Api) -> None:
+    """Delete the CRDs, and wait until they are gone with all jobs and pools."""
+    for crd in (CRD, POOLS_CRD):
+        with contextlib.suppress(errors.NotFoundError):
+            await api.delete(crd, {})
+            async with asyncio.timeout(30):
+                while True:
+                    await api.get(crd)
+                    await asyncio.sleep(0.1)
 
 
 @pytest.fixture
@@ -128,11 +135,12 @@ async def test_uninstall_keeps_the_crd_and_the_jobs_and_a_new_install_takes_them
 async def test_giving_up_the_crd_on_an_upgrade_keeps_it(release: Release) -> None:
     release.install()
     release.upgrade("--set", "crds.install=false")
-    assert (await release.api.get(CRD))["metadata"]["name"] == "rljobs.sluice.dev"
+    for crd in (CRD, POOLS_CRD):
+        assert (await release.api.get(crd))["metadata"]["annotations"][ANNOTATION] == "keep"
 
 
 async def test_a_crd_of_kubectl_is_taken_over_only_when_asked(release: Release) -> None:
-    await install_crd(release.api)
+    await install_crds(release.api)
     refused = release.helm("install")
     assert "invalid ownership metadata" in refused.stderr
     release.helm("uninstall", "--ignore-not-found")

@@ -116,6 +116,8 @@ VIEW = [
     "list rljobs",
     "watch rljobs",
     "get rljobs/status",
+    "list rlenginepools",
+    "get rlenginepools/status",
     "list pods",
     "get pods/log",
 ]
@@ -125,8 +127,12 @@ EDIT = [
     "delete rljobs",
     "patch rljobs/scale",
     "update rljobs/scale",
+    "create rlenginepools",
+    "patch rlenginepools",
+    "delete rlenginepools",
+    "patch rlenginepools/scale",
 ]
-MEND = ["patch rljobs/status"]
+MEND = ["patch rljobs/status", "patch rlenginepools/status"]
 NEVER = ["get secrets", "create pods", "delete pods", "create pods/exec", "create rolebindings"]
 MAY = {"viewer": VIEW, "editor": VIEW + EDIT, "admin": VIEW + EDIT + MEND}
 JOINS = {"viewer": "view", "editor": "edit", "admin": "admin"}
@@ -183,6 +189,7 @@ async def refused(api: Api, user: str, namespace: str, *deeds: str) -> bool:
 
 GROUPS = {
     "rljobs": "sluice.dev",
+    "rlenginepools": "sluice.dev",
     "leases": "coordination.k8s.io",
     "rolebindings": "rbac.authorization.k8s.io",
 }

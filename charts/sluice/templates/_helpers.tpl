@@ -165,13 +165,13 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} does not support such policie
   verbs: [create, list]
 {{- end }}
 
-{{/* Roles for people: view, edit and repair jobs. */}}
+{{/* Roles for people: view, edit and repair jobs and pools. */}}
 {{- define "sluice.viewerRules" -}}
 - apiGroups: [sluice.dev]
-  resources: [rljobs]
+  resources: [rljobs, rlenginepools]
   verbs: [get, list, watch]
 - apiGroups: [sluice.dev]
-  resources: [rljobs/status, rljobs/scale]
+  resources: [rljobs/status, rljobs/scale, rlenginepools/status, rlenginepools/scale]
   verbs: [get]
 - apiGroups: [""]
   resources: [pods]
@@ -187,16 +187,16 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} does not support such policie
 {{- define "sluice.editorRules" -}}
 {{ include "sluice.viewerRules" . }}
 - apiGroups: [sluice.dev]
-  resources: [rljobs]
+  resources: [rljobs, rlenginepools]
   verbs: [create, update, patch, delete, deletecollection]
 - apiGroups: [sluice.dev]
-  resources: [rljobs/scale]
+  resources: [rljobs/scale, rlenginepools/scale]
   verbs: [update, patch]
 {{- end }}
 
 {{- define "sluice.adminRules" -}}
 {{ include "sluice.editorRules" . }}
 - apiGroups: [sluice.dev]
-  resources: [rljobs/status]
+  resources: [rljobs/status, rlenginepools/status]
   verbs: [update, patch]
 {{- end }}

@@ -15,7 +15,15 @@ class Page(StrEnum):
     """A generated page of docs/reference."""
 
     RLJOB = "rljob"
+    RLENGINEPOOL = "rlenginepool"
     CLI = "cli"
+
+
+class KindName(StrEnum):
+    """A kind of objects that sluice defines."""
+
+    RLJOB = "rljob"
+    RLENGINEPOOL = "rlenginepool"
 
 
 def register(app: typer.Typer) -> None:
@@ -57,12 +65,17 @@ def explain(
         say(field_of_job.text() if output is Format.TEXT else written(field_of_job.facts(), output))
 
 
-def crd() -> None:
-    """Print the CustomResourceDefinition of RLJobs."""
-    from sluice.api.schema.crd import custom_resource_definition
+def crd(
+    kind: Annotated[
+        KindName | None, typer.Argument(help="Kind to define.", show_default="both")
+    ] = None,
+) -> None:
+    """Print the CustomResourceDefinitions of RLJobs and RLEnginePools."""
+    from sluice.api.schema.crd import KINDS, custom_resource_definition
     from sluice_cli.render import to_yaml
 
-    say(to_yaml([custom_resource_definition()]))
+    chosen = [entry for entry in KINDS if kind in (None, entry.name.lower())]
+    say(to_yaml([custom_resource_definition(entry) for entry in chosen]))
 
 
 def reference(
@@ -76,4 +89,4 @@ def reference(
         return
     from sluice.api.schema import reference as api_reference
 
-    say(api_reference.reference())
+    say(api_reference.job() if page is Page.RLJOB else api_reference.pool())

@@ -1,4 +1,4 @@
-"""Arguments of an engine's server that a training job refuses.
+"""Arguments of an engine's server that a training job, or a pool of such jobs, refuses.
 
 An update of the weights does not reach what they bring.
 """
@@ -40,9 +40,9 @@ class RefusedArgument:
         camel = first + "".join(part.capitalize() for part in rest)
         return tuple(dict.fromkeys((self.name, self.name.replace("-", "_"), camel)))
 
-    def cel(self, spelling: str) -> str:
-        """Return CEL over a spec: the argument has this name and a value that is refused."""
-        field = f"self.rollout.engineArgs.{spelling.replace('-', '__dash__')}"
+    def cel(self, holder: str, spelling: str) -> str:
+        """Return CEL: `holder`, an object in CEL, has the argument with a value that is refused."""
+        field = f"{holder}.{spelling.replace('-', '__dash__')}"
         present = f"has({field})"
         if self.kind == "boolean":
             return f"{present} && {field}"
@@ -118,12 +118,10 @@ def schema() -> dict[str, Any]:
 
 def _rule(arguments: Sequence[RefusedArgument], message: str, *, trained: bool = True) -> Rule:
     """Rule of a spec that refuses arguments. trained: only in jobs that train."""
-    conditions = [argument.cel(name) for argument in arguments for name in argument.spellings()]
     excused = "self.debug.rolloutOnly || " if trained else ""
     return Rule(
         written(
-            f"{excused}!has(self.rollout.engineArgs) || "
-            f"![{', '.join(conditions)}].exists(refused, refused)",
+            f"{excused}{_accepted(arguments, 'self.rollout.engineArgs')}",
             lambda spec: (
                 (trained and spec.debug.rollout_only)
                 or not _refused(arguments, spec.rollout.engine_args)
@@ -134,6 +132,26 @@ def _rule(arguments: Sequence[RefusedArgument], message: str, *, trained: bool =
         shows=lambda spec: ", ".join(_refused(arguments, spec.rollout.engine_args)),
         reason="FieldValueForbidden",
     )
+
+
+def _pool_rule(arguments: Sequence[RefusedArgument], message: str) -> Rule:
+    """Rule of a pool's spec that refuses arguments."""
+    return Rule(
+        written(
+            _accepted(arguments, "self.engineArgs"),
+            lambda spec: not _refused(arguments, spec.engine_args),
+        ),
+        message,
+        "engineArgs",
+        shows=lambda spec: ", ".join(_refused(arguments, spec.engine_args)),
+        reason="FieldValueForbidden",
+    )
+
+
+def _accepted(arguments: Sequence[RefusedArgument], holder: str) -> str:
+    """Return CEL that is true if none of the arguments in `holder` is refused."""
+    conditions = [a.cel(holder, name) for a in arguments for name in a.spellings()]
+    return f"!has({holder}) || ![{', '.join(conditions)}].exists(refused, refused)"
 
 
 def _refused(arguments: Sequence[RefusedArgument], engine_args: Mapping[str, Any]) -> list[str]:
@@ -172,5 +190,33 @@ ENGINE_ARGS = (
         "an engine that is only a part of one {} is not supported, because each engine of a job "
         "prefills and decodes by itself: leave it out",
         trained=False,
+    ),
+)
+# Rules of a pool's spec.
+POOL_ENGINE_ARGS = (
+    _pool_rule(
+        SPECULATION,
+        "speculative decoding {} is not supported, because adapters do not reach a draft model: "
+        "leave it out",
+    ),
+    _pool_rule(
+        ADAPTERS,
+        "LoRA adapters {} are not supported, because those of a pool come from its jobs: leave "
+        "them out and set maxAdapters, maxRank and targetModules",
+    ),
+    _pool_rule(
+        QUANTIZATION,
+        "quantized weights {} are not supported, because trainers compute with those of the "
+        "checkpoint: leave it out",
+    ),
+    _pool_rule(
+        OUTSIDE_CACHES,
+        "a cache outside of the engine {} is not supported, because it would outlive the adapters "
+        "that it was computed with: leave it out",
+    ),
+    _pool_rule(
+        PARTS_OF_ENGINES,
+        "an engine that is only a part of one {} is not supported, because each engine of a pool "
+        "prefills and decodes by itself: leave it out",
     ),
 )

@@ -1,4 +1,4 @@
-"""CustomResourceDefinition of RLJob, from its models.
+"""CustomResourceDefinitions of RLJob and RLEnginePool, from their models.
 
 The schema is structural, with defaults, CEL rules, printer columns and subresources.
 
@@ -9,14 +9,17 @@ are rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from sluice.api.job import KIND, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
+from sluice.api import job, pool
+from sluice.api.job import ObjectMeta, RLJob, RLJobSpec
+from sluice.api.pool import RLEnginePool, RLEnginePoolSpec, RLEnginePoolStatus
 from sluice.api.schema.base import GROUP, VERSION, Model
-from sluice.api.schema.mutability import transitions
+from sluice.api.schema.mutability import constants, transitions
 from sluice.api.schema.renamed_fields import RENAMED, RenamedField
 from sluice.api.schema.rules import Rule, nested_model
 from sluice.api.status import RLJobStatus
@@ -24,74 +27,85 @@ from sluice.api.status import RLJobStatus
 # Models by name, as JSON schema definitions name them.
 Models = Mapping[str, type[Model]]
 _DROPPED = ("title", "default", "const", "examples", "discriminator")
-COLUMNS = [
-    ("State", "string", ".status.state", 0),
-    ("Step", "integer", ".status.step", 0),
-    ("Reward", "string", ".status.reward", 0),
-    ("Lag", "string", ".status.policyLag", 0),
-    ("Rollouts", "integer", ".status.rolloutReplicas", 0),
-    ("Version", "integer", ".status.weightVersion", 0),
-    ("Restarts", "integer", ".status.restarts", 0),
-    ("Age", "date", ".metadata.creationTimestamp", 0),
-    ("Steps", "integer", ".status.totalSteps", 1),
-    ("Loss", "string", ".status.loss", 1),
-    ("Goodput", "string", ".status.goodput.ratio", 1),
-    ("Reason", "string", ".status.reason", 1),
-]
+# Name, type, path and priority; columns with a priority above 0 are shown by `kubectl get -o wide`.
+Column = tuple[str, str, str, int]
+_AGE: Column = ("Age", "date", ".metadata.creationTimestamp", 0)
 
 
-def custom_resource_definition() -> dict[str, Any]:
-    """Return the CRD of RLJob v1alpha1."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of objects, and what its definition says besides the schema of its models."""
+
+    name: str
+    plural: str
+    short_name: str
+    model: type[Model]
+    spec: Callable[[], dict[str, Any]]
+    status: Callable[[], dict[str, Any]]
+    # Paths of the desired and the actual number of replicas, and of their label selector.
+    scale: tuple[str, str, str]
+    columns: Sequence[Column]
+    # Rules over the whole object.
+    rules: Callable[[], list[dict[str, str]]]
+    # Paths of fields by which objects can be listed.
+    selectable: Sequence[str] = ()
+
+
+def custom_resource_definitions() -> list[dict[str, Any]]:
+    """Return the CRDs of all kinds."""
+    return [custom_resource_definition(kind) for kind in KINDS]
+
+
+def custom_resource_definition(kind: Kind) -> dict[str, Any]:
+    """Return the CRD of a kind."""
     schema = {
-        "description": _unwrapped((RLJob.__doc__ or "").strip()),
+        "description": _unwrapped((kind.model.__doc__ or "").strip()),
         "type": "object",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": _name()}},
-            "spec": _spec(),
-            "status": _status(),
+            "spec": kind.spec(),
+            "status": kind.status(),
         },
-        "x-kubernetes-validations": transitions(RLJobSpec),
+        "x-kubernetes-validations": kind.rules(),
     }
+    fields = ("specReplicasPath", "statusReplicasPath", "labelSelectorPath")
+    selectable = [{"jsonPath": path} for path in kind.selectable]
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
         "subresources": {
             "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.rollout.replicas",
-                "statusReplicasPath": ".status.rolloutReplicas",
-                "labelSelectorPath": ".status.rolloutSelector",
-            },
+            "scale": dict(zip(fields, kind.scale, strict=True)),
         },
-        "selectableFields": [{"jsonPath": ".status.state"}],
+        **({"selectableFields": selectable} if selectable else {}),
         "additionalPrinterColumns": [
             {
                 "name": name,
-                "type": kind,
+                "type": type_,
                 "jsonPath": path,
                 **({"priority": priority} if priority else {}),
             }
-            for name, kind, path, priority in COLUMNS
+            for name, type_, path, priority in kind.columns
         ],
         "schema": {"openAPIV3Schema": schema},
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{kind.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": [SHORT_NAME],
+                "kind": kind.name,
+                "listKind": f"{kind.name}List",
+                "plural": kind.plural,
+                "singular": kind.name.lower(),
+                "shortNames": [kind.short_name],
                 "categories": ["all", "ml"],
             },
             "versions": [version],
@@ -99,8 +113,8 @@ def custom_resource_definition() -> dict[str, Any]:
     }
 
 
-def _spec() -> dict[str, Any]:
-    """The schema of spec, with the old names of fields: each is refused with its new name.
+def _job_spec() -> dict[str, Any]:
+    """The schema of a job's spec, with the old names of fields: each is refused with its new name.
 
     Without them an API server would drop the fields in silence, and train something else.
     """
@@ -142,8 +156,8 @@ def _name() -> dict[str, Any]:
     return {key: schema[key] for key in ("type", "pattern", "maxLength", "description")}
 
 
-def _status() -> dict[str, Any]:
-    """Schema of status. A job that the operator has not seen yet is shown as pending."""
+def _job_status() -> dict[str, Any]:
+    """Schema of a job's status. A job that the operator has not seen yet is shown as pending."""
     schema = schema_of(RLJobStatus)
     schema["properties"]["state"]["default"] = "Pending"
     return schema | {"default": {"state": "Pending"}}
@@ -261,3 +275,49 @@ def _validation(rule: Rule, model: type[Model]) -> dict[str, str]:
     if rule.reason != "FieldValueInvalid":
         validation["reason"] = rule.reason
     return validation
+
+
+RLJOB = Kind(
+    job.KIND,
+    job.PLURAL,
+    job.SHORT_NAME,
+    RLJob,
+    spec=_job_spec,
+    status=_job_status,
+    scale=(".spec.rollout.replicas", ".status.rolloutReplicas", ".status.rolloutSelector"),
+    columns=[
+        ("State", "string", ".status.state", 0),
+        ("Step", "integer", ".status.step", 0),
+        ("Reward", "string", ".status.reward", 0),
+        ("Lag", "string", ".status.policyLag", 0),
+        ("Rollouts", "integer", ".status.rolloutReplicas", 0),
+        ("Version", "integer", ".status.weightVersion", 0),
+        ("Restarts", "integer", ".status.restarts", 0),
+        _AGE,
+        ("Steps", "integer", ".status.totalSteps", 1),
+        ("Loss", "string", ".status.loss", 1),
+        ("Goodput", "string", ".status.goodput.ratio", 1),
+        ("Reason", "string", ".status.reason", 1),
+    ],
+    rules=lambda: transitions(RLJobSpec),
+    selectable=[".status.state"],
+)
+RLENGINEPOOL = Kind(
+    pool.KIND,
+    pool.PLURAL,
+    pool.SHORT_NAME,
+    RLEnginePool,
+    spec=lambda: schema_of(RLEnginePoolSpec),
+    status=lambda: schema_of(RLEnginePoolStatus),
+    scale=(".spec.replicas", ".status.replicas", ".status.selector"),
+    columns=[
+        ("Model", "string", ".spec.model.path", 0),
+        ("Engines", "string", ".status.engines", 0),
+        ("Jobs", "integer", ".status.jobs", 0),
+        ("Tokens/s", "string", ".status.tokensPerSecond", 0),
+        _AGE,
+        ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1),
+    ],
+    rules=lambda: constants(pool.IMMUTABLE),
+)
+KINDS = (RLJOB, RLENGINEPOOL)

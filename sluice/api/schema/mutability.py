@@ -6,7 +6,7 @@ creates the first pod. Until then every field may be corrected.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,22 @@ def transitions(spec: type[BaseModel]) -> list[dict[str, str]]:
     A part is a whole group if no field of it may change.
     """
     return [_transition(path, always_there) for path, always_there in _frozen(spec, "")]
+
+
+def constants(sentences: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return CEL rules over the whole object of fields that may never change.
+
+    sentences: why, by the field of spec. The fields are never absent on a server.
+    """
+    return [
+        {
+            "rule": f"self.spec.{path} == oldSelf.spec.{path}",
+            "message": sentence,
+            "fieldPath": f".spec.{path}",
+            "reason": "FieldValueForbidden",
+        }
+        for path, sentence in sentences.items()
+    ]
 
 
 def _transition(path: str, always_there: bool) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """API reference in Markdown, generated from the models.
 
-`make reference` writes it to docs/reference/rljob.md.
+`make reference` writes it to docs/reference/rljob.md and docs/reference/rlenginepool.md.
 """
 
 from __future__ import annotations
@@ -8,28 +8,46 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import BaseModel
+
 from sluice.api.job import RLJobSpec
+from sluice.api.pool import IMMUTABLE, RLEnginePoolSpec, RLEnginePoolStatus
 from sluice.api.schema.crd import schema_of
 from sluice.api.schema.mutability import CONTINUED, MUTABLE
 from sluice.api.status import RLJobStatus
 
 _HEAD = """\
-# RLJob `sluice.dev/v1alpha1`
+# {kind} `sluice.dev/v1alpha1`
 
 Generated from `sluice.api` by `make reference`.
-`kubectl explain rljob.spec` says the same in a cluster.
+`kubectl explain {name}.spec` says the same in a cluster.
 """
 
 
-def reference() -> str:
-    """Return Markdown with a table for every object of spec and status."""
-    free = ", ".join(f"`{path}`" for path in MUTABLE)
-    parts = [_HEAD, f"After pods were started only these fields of `spec` may change: {free}.\n"]
+def job() -> str:
+    """Return Markdown with a table for every object of an RLJob's spec and status."""
     continued = ", ".join(f"`{path}`" for path in CONTINUED)
-    parts.append(
-        f"A run on this machine (`sluice run`) may also resume with another {continued}.\n"
-    )
-    for name, model in (("spec", RLJobSpec), ("status", RLJobStatus)):
+    free = ", ".join(f"`{path}`" for path in MUTABLE)
+    changes = [
+        f"After pods were started only these fields of `spec` may change: {free}.\n",
+        f"A run on this machine (`sluice run`) may also resume with another {continued}.\n",
+    ]
+    return _page("RLJob", changes, RLJobSpec, RLJobStatus)
+
+
+def pool() -> str:
+    """Return the same for an RLEnginePool."""
+    fixed = ", ".join(f"`{path}`" for path in IMMUTABLE)
+    changes = [
+        f"These fields of `spec` may never change: {fixed}. A change of `replicas` starts or ends "
+        "engines; any other change restarts the engines, one after another.\n"
+    ]
+    return _page("RLEnginePool", changes, RLEnginePoolSpec, RLEnginePoolStatus)
+
+
+def _page(kind: str, changes: list[str], spec: type[BaseModel], status: type[BaseModel]) -> str:
+    parts = [_HEAD.format(kind=kind, name=kind.lower()), *changes]
+    for name, model in (("spec", spec), ("status", status)):
         parts += _sections(name, schema_of(model))
     return "\n".join(parts)
 

@@ -6,13 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sluice.api.schema.crd import custom_resource_definition
+import pytest
+
+from sluice.api.schema.crd import KINDS, RLENGINEPOOL, RLJOB, Kind, custom_resource_definition
 from sluice.api.schema.mutability import MUTABLE
 from sluice_cli.render import to_yaml
 
 ROOT = Path(__file__).parents[3]
-CRD = custom_resource_definition()
+CRD = custom_resource_definition(RLJOB)
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+POOL = custom_resource_definition(RLENGINEPOOL)["spec"]["versions"][0]
+SCHEMAS = {
+    "rljobs": SCHEMA,
+    "rlenginepools": POOL["schema"]["openAPIV3Schema"],
+}
+of_each_kind = pytest.mark.parametrize(
+    "schema", [pytest.param(schema, id=kind) for kind, schema in SCHEMAS.items()]
+)
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -24,12 +34,15 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[key], f"{path}.{key}")
 
 
-def test_the_generated_file_is_current() -> None:
-    assert (ROOT / "crds/sluice.dev_rljobs.yaml").read_text() == to_yaml([CRD]), "run `make crds`"
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.plural) for kind in KINDS])
+def test_the_generated_file_is_current(kind: Kind) -> None:
+    file = ROOT / f"crds/sluice.dev_{kind.plural}.yaml"
+    assert file.read_text() == to_yaml([custom_resource_definition(kind)]), "run `make crds`"
 
 
-def test_every_node_is_structural() -> None:
-    for path, node in nodes(SCHEMA):
+@of_each_kind
+def test_every_node_is_structural(schema: dict[str, Any]) -> None:
+    for path, node in nodes(schema):
         assert (
             "type" in node
             or node.get("x-kubernetes-int-or-string")
@@ -38,8 +51,9 @@ def test_every_node_is_structural() -> None:
         assert not {"$ref", "$defs", "anyOf", "oneOf", "title", "const"} & node.keys(), path
 
 
-def test_every_field_has_a_description() -> None:
-    ours = [(path, node) for path, node in nodes(SCHEMA) if path.startswith((".spec", ".status"))]
+@of_each_kind
+def test_every_field_has_a_description(schema: dict[str, Any]) -> None:
+    ours = [(path, node) for path, node in nodes(schema) if path.startswith((".spec", ".status"))]
     elements = (".items", ".additionalProperties")  # their list or map is described
     assert [
         path for path, node in ours if not path.endswith(elements) and not node.get("description")
@@ -54,9 +68,10 @@ def test_replicas_have_a_default_because_autoscalers_read_them_through_scale() -
     assert rollout["properties"]["replicas"]["default"] == rollout["default"]["replicas"] == 1
 
 
-def test_lists_are_bounded_so_that_cel_has_a_cost() -> None:
-    for path, node in nodes(SCHEMA["properties"]["spec"]):
-        if node.get("type") == "array" and not path.startswith(".rollout.engineArgs"):
+@of_each_kind
+def test_lists_are_bounded_so_that_cel_has_a_cost(schema: dict[str, Any]) -> None:
+    for path, node in nodes(schema["properties"]["spec"]):
+        if node.get("type") == "array" and ".engineArgs" not in path:
             assert "maxItems" in node, path
 
 
@@ -67,6 +82,30 @@ def test_columns_are_those_that_people_expect() -> None:
         if not c.get("priority")
     ]
     assert columns == ["STATE", "STEP", "REWARD", "LAG", "ROLLOUTS", "VERSION", "RESTARTS", "AGE"]
+
+
+def test_columns_of_a_pool() -> None:
+    columns = [
+        column["name"].upper()
+        for column in POOL["additionalPrinterColumns"]
+        if not column.get("priority")
+    ]
+    assert columns == ["MODEL", "ENGINES", "JOBS", "TOKENS/S", "AGE"]
+
+
+def test_a_pool_is_scaled_by_its_replicas() -> None:
+    assert POOL["subresources"]["scale"] == {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+
+
+def test_what_a_pool_cannot_change_has_a_sentence() -> None:
+    rules = SCHEMAS["rlenginepools"]["x-kubernetes-validations"]
+    sentences = {rule["fieldPath"]: rule["message"] for rule in rules}
+    assert sentences.keys() == {".spec.model", ".spec.engine", ".spec.gpusPerReplica"}
+    assert all(text.startswith("cannot be changed") for text in sentences.values())
 
 
 def test_rules_are_in_the_schema() -> None:
@@ -94,9 +133,10 @@ def prefixes(path: str) -> list[str]:
     return [".".join(names[: count + 1]) for count in range(len(names))]
 
 
-def test_the_default_of_an_object_holds_those_of_its_fields() -> None:
+@of_each_kind
+def test_the_default_of_an_object_holds_those_of_its_fields(schema: dict[str, Any]) -> None:
     """Servers apply an object's rules to its default as it is written, before they fill it in."""
-    for path, node in nodes(SCHEMA["properties"]["spec"]):
+    for path, node in nodes(schema["properties"]["spec"]):
         if isinstance(node.get("default"), dict):
             own = {
                 name: child["default"]

@@ -68,13 +68,20 @@ def test_a_pool_is_found_among_other_objects(file: Path) -> None:
             "'worker' (engine); give it an image to add one",
         ),
         (
+            "maxRank: 16",
+            "engineArgs: {enable-lora: true}",
+            ":8: spec.engineArgs: LoRA adapters (enable-lora) are not supported, because those of "
+            "a pool come from its jobs: leave them out and set maxAdapters, maxRank and "
+            "targetModules",
+        ),
+        (
             "kind: RLEnginePool",
             "kind: RLJob",
             ": expected apiVersion sluice.dev/v1alpha1, kind RLEnginePool; found apiVersion "
             "'sluice.dev/v1alpha1', kind 'RLJob'",
         ),
     ],
-    ids=["unknown-field", "out-of-range", "template", "container", "kind"],
+    ids=["unknown-field", "out-of-range", "template", "container", "rule", "kind"],
 )
 def test_one_message_names_line_and_field(file: Path, old: str, new: str, message: str) -> None:
     file.write_text(MANIFEST.replace(old, new))

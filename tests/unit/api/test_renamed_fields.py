@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml.error import YAMLError
 
 from sluice.api import ManifestError, RLJobSpec, load_job, parse_documents, parse_job
-from sluice.api.schema.crd import custom_resource_definition
+from sluice.api.schema.crd import RLJOB, custom_resource_definition
 from sluice.api.schema.explain import explained
 from sluice.api.schema.renamed_fields import RENAMED, migrate_spec, migrate_text, old_fields
 
@@ -216,7 +216,7 @@ def test_explain_knows_an_old_name() -> None:
 
 
 def test_an_api_server_refuses_old_names_with_the_new_ones() -> None:
-    version = custom_resource_definition()["spec"]["versions"][0]
+    version = custom_resource_definition(RLJOB)["spec"]["versions"][0]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     rules = {
         f"{group}{rule['fieldPath']}": rule["message"]

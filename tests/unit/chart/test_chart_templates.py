@@ -43,10 +43,11 @@ def test_helm_finds_nothing_to_complain_of(values: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
-    source = (ROOT / "crds" / "sluice.dev_rljobs.yaml").read_text()
-    assert (CHART / "files" / "rljobs.sluice.dev.yaml").read_text() == source, "make crds"
-    crd = find_object(objects(), "CustomResourceDefinition")
+@pytest.mark.parametrize("plural", ["rljobs", "rlenginepools"])
+def test_a_crd_is_the_generated_one_and_stays_when_the_chart_goes(plural: str) -> None:
+    source = (ROOT / "crds" / f"sluice.dev_{plural}.yaml").read_text()
+    assert (CHART / "files" / f"{plural}.sluice.dev.yaml").read_text() == source, "make crds"
+    crd = find_object(objects(), "CustomResourceDefinition", f"{plural}.sluice.dev")
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert crd["metadata"].pop("labels")["app.kubernetes.io/managed-by"] == "Helm"
     assert crd == load(source)
@@ -55,20 +56,26 @@ def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
 def test_a_server_that_does_not_know_selectable_fields_gets_none() -> None:
     """The API refuses unknown fields of a CRD if the request is strict, as Helm's is."""
     new, old = (
-        find_object(objects("defaults", "--kube-version", version), "CustomResourceDefinition")[
-            "spec"
-        ]
+        find_object(
+            objects("defaults", "--kube-version", version),
+            "CustomResourceDefinition",
+            "rljobs.sluice.dev",
+        )["spec"]
         for version in ("1.30.0", "1.29.9")
     )
     assert new["versions"][0].pop("selectableFields") == [{"jsonPath": ".status.state"}]
     assert old == new
 
 
-def test_the_crd_may_be_left_to_others_or_go_with_the_chart() -> None:
-    kept = find_object(objects("everything"), "CustomResourceDefinition")["metadata"].get(
-        "annotations", {}
-    )
-    assert "helm.sh/resource-policy" not in kept
+def test_the_crds_may_be_left_to_others_or_go_with_the_chart() -> None:
+    crds = [
+        manifest
+        for manifest in objects("everything")
+        if manifest["kind"] == "CustomResourceDefinition"
+    ]
+    assert len(crds) == 2
+    for crd in crds:
+        assert "helm.sh/resource-policy" not in crd["metadata"].get("annotations", {})
     assert not [
         manifest
         for manifest in objects("namespaces")

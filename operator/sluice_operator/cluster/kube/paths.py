@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.api import GROUP, PLURAL, VERSION
+from sluice.api import GROUP, PLURAL, VERSION, pool
 
 _COLLECTIONS = {
     "ConfigMap": ("/api/v1", "configmaps"),
@@ -13,11 +13,13 @@ _COLLECTIONS = {
     "Pod": ("/api/v1", "pods"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "PodGroup": ("", "podgroups"),
+    pool.KIND: (f"/apis/{GROUP}/{VERSION}", pool.PLURAL),
     "RLJob": (f"/apis/{GROUP}/{VERSION}", PLURAL),
     "ResourceClaim": ("/apis/resource.k8s.io/v1", "resourceclaims"),
     "Sandbox": ("", "sandboxes"),
     "Secret": ("/api/v1", "secrets"),
     "Service": ("/api/v1", "services"),
+    "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "Workload": ("", "workloads"),
 }
 RLJOBS = f"/apis/{GROUP}/{VERSION}"
