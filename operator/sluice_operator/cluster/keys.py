@@ -1,4 +1,4 @@
-"""Credentials of a job's processes: its token and, with spec.tls, its certificates.
+"""Credentials of a job's processes: its token and, with spec.tls, its certificates; keys of pools.
 
 They are derived (HKDF, RFC 5869) from one key of the operator and the identity of the job, so they
 never have to be read back: the operator may create Secrets and needs no right to read them. All
@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from sluice.api import RLJob
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import KubeObject
 
@@ -61,6 +60,13 @@ class JobKeys:
     def token(self, job: str, purpose: str = names.GENERATE_TOKEN) -> str:
         return base64.urlsafe_b64encode(self._derive(purpose, job, 32)).rstrip(b"=").decode()
 
+    def pool_key(self, pool: str) -> str:
+        """Return the key with which a pool's engines check the credentials of jobs, as hex.
+
+        pool: the uid of the pool.
+        """
+        return self._derive(names.GENERATE_POOL_KEY, pool, 32).hex()
+
     def _authority(self, job: str) -> str:
         """Return the certificate of the job's CA, as PEM.
 
@@ -98,15 +104,18 @@ class JobKeys:
             names.TLS_KEY: private.decode(),
         }
 
-    def filled(self, job: RLJob, manifest: KubeObject) -> KubeObject:
+    def filled(self, owner: names.Owner, manifest: KubeObject) -> KubeObject:
         """Fill a Secret that asks for its content (names.GENERATE); return others unchanged."""
         purpose = manifest["metadata"].get("annotations", {}).get(names.GENERATE)
         if manifest["kind"] != "Secret" or purpose is None:
             return manifest
-        identity = job.metadata.uid or job.key
+        identity = owner.metadata.uid or owner.key
+        if purpose == names.GENERATE_POOL_KEY:
+            return {**manifest, "stringData": {names.POOL_KEY: self.pool_key(identity)}}
         if purpose == names.GENERATE_TLS:
-            files = self.certificates(identity, names.tls_server_name(job))
-            return {**manifest, "stringData": files}
+            metadata = owner.metadata
+            server = names.server_name(metadata.name, metadata.namespace)
+            return {**manifest, "stringData": self.certificates(identity, server)}
         return {**manifest, "stringData": {names.TOKEN_KEY: self.token(identity, purpose)}}
 
     def _ca(self, job: str, now: datetime) -> x509.Certificate:

@@ -92,6 +92,21 @@ def test_secrets_are_filled_as_they_ask() -> None:
     assert "stringData" not in token_secret(job)
 
 
+def test_the_key_of_a_pool_does_not_change_between_versions() -> None:
+    """Credentials of running jobs are signed with it.
+
+    It is HKDF-SHA256 of the key, without salt, with info "sluice.dev/pool-key/u1".
+    """
+    assert (
+        JobKeys(KEY).pool_key("u1")
+        == "2df07e5b5f4ea221298772797dbae55490dbdf49a866c2da18372621554405bd"
+    )
+
+
+def test_another_pool_has_another_key() -> None:
+    assert JobKeys(KEY).pool_key("u1") != JobKeys(KEY).pool_key("u2")
+
+
 def test_other_objects_are_left_alone_whatever_they_are_annotated_with() -> None:
     config = config_map(make_job())
     config["metadata"]["annotations"] = {"sluice.dev/generate": "token"}

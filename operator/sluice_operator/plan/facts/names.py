@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from sluice import __version__
-from sluice.api import API_VERSION, GROUP, KIND, RLJob
+from sluice.api import GROUP, RLEnginePool, RLJob
 from sluice.samples import episode_protocol
 
 LABEL_JOB = f"{GROUP}/job-name"
+# On the objects of an RLEnginePool, and on the pods of jobs that use it.
+LABEL_POOL = f"{GROUP}/pool"
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_REPLICA = f"{GROUP}/replica"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
@@ -33,6 +35,7 @@ SANDBOX, SANDBOX_GROUP = "Sandbox", "agents.x-k8s.io"
 # fills the Secret when it creates it.
 GENERATE = f"{GROUP}/generate"
 GENERATE_TOKEN, GENERATE_EPISODE_TOKEN, GENERATE_TLS = "token", "episode-token", "tls"
+GENERATE_POOL_KEY = "pool-key"
 
 ROOT = "/sluice"
 MODEL_DIR = f"{ROOT}/model"
@@ -48,6 +51,7 @@ CHECKPOINTS = "checkpoints"  # directory in the run directory, on a claim as on 
 JOB_FILE = "rljob.json"
 DEFAULTS_FILE = "defaults.json"
 TOKEN_KEY = "token"  # noqa: S105 - the name of a key in a Secret
+POOL_KEY = "key"  # the name of a key in a Secret
 TLS_CA, TLS_CERTIFICATE, TLS_KEY = "ca.crt", "tls.crt", "tls.key"
 
 PORTS = {
@@ -59,11 +63,15 @@ PORTS = {
     "master": 29500,
     "metrics": 9400,
 }
+# Role of the pods of an RLEnginePool.
+ENGINE = "engine"
 # Roles of the pods that play episodes, and of those that judge them.
 EPISODES = EPISODE, VERIFIER = episode_protocol.EPISODE, episode_protocol.VERIFIER
 EPISODE_DIR = f"{ROOT}/episode"
 # On an episode's pod: how many pods its slot has had.
 LABEL_NUMBER = f"{GROUP}/number"
+# The object that owns others. Functions that take one name objects of jobs and pools alike.
+Owner = RLJob | RLEnginePool
 
 
 def config_name(job: RLJob) -> str:
@@ -83,13 +91,18 @@ def tls_name(job: RLJob) -> str:
     return _unique_name(job, "tls")
 
 
-def _unique_name(job: RLJob, what: str) -> str:
-    """Return a name with the beginning of the job's uid.
+def pool_key_name(pool: RLEnginePool) -> str:
+    """Return the name of the Secret with the key of a pool's engines."""
+    return _unique_name(pool, GENERATE_POOL_KEY)
+
+
+def _unique_name(owner: Owner, what: str) -> str:
+    """Return a name with the beginning of the owner's uid.
 
     It is for objects that are never read (Secrets) or outlive their job (checkpoints): if one
-    exists already, it is this job's and not that of a deleted job of the same name.
+    exists already, it is this owner's and not that of a deleted one of the same name.
     """
-    return "-".join(filter(None, (job.metadata.name, what, job.metadata.uid[:8])))
+    return "-".join(filter(None, (owner.metadata.name, what, owner.metadata.uid[:8])))
 
 
 def tls_server_name(job: RLJob) -> str:
@@ -138,9 +151,22 @@ def gpus_name(job: RLJob, node: int) -> str:
     return f"{job.metadata.name}-gpus-{node}"
 
 
-def engines_name(job: RLJob) -> str:
-    """Return the name of the headless Service that gives pods of a many-pod engine DNS names."""
-    return f"{job.metadata.name}-engines"
+def engines_name(owner: Owner) -> str:
+    """Return the name of the headless Service that gives engines' pods DNS names.
+
+    A job has it if an engine consists of several pods.
+    """
+    return f"{owner.metadata.name}-engines"
+
+
+def pool_engine_name(pool: str) -> str:
+    """Return the name of a pool's StatefulSet and, without a number, of its pods."""
+    return f"{pool}-{ENGINE}"
+
+
+def pool_engine_address(namespace: str, pool: str, number: int) -> str:
+    """Return host:port of an engine of a pool."""
+    return f"{pool_engine_name(pool)}-{number}.{pool}-engines.{namespace}.svc:{PORTS['http']}"
 
 
 def group_name(job: RLJob, number: int) -> str:
@@ -157,8 +183,9 @@ def pod_name(job: RLJob, role: str, replica: int, attempt: int, index: int) -> s
     return f"{attempt_name(job, role, replica, attempt)}-{index}"
 
 
-def selector(job: RLJob, role: str | None = None) -> dict[str, str]:
-    labels = {LABEL_JOB: job.metadata.name}
+def selector(owner: Owner, role: str | None = None) -> dict[str, str]:
+    label = LABEL_JOB if isinstance(owner, RLJob) else LABEL_POOL
+    labels = {label: owner.metadata.name}
     return labels | {LABEL_ROLE: role} if role else labels
 
 
@@ -171,14 +198,14 @@ def selector_text(labels: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def recommended_labels(job: RLJob, role: str | None = None) -> dict[str, str]:
+def recommended_labels(owner: Owner, role: str | None = None) -> dict[str, str]:
     """Return Kubernetes' recommended labels, by which people and tools group objects.
 
     The name is not `sluice`, because the jobs' network policies recognize the operator by it.
     """
     labels = {
-        "app.kubernetes.io/name": "rljob",
-        "app.kubernetes.io/instance": job.metadata.name,
+        "app.kubernetes.io/name": owner.kind.lower(),
+        "app.kubernetes.io/instance": owner.metadata.name,
         "app.kubernetes.io/version": __version__.replace("+", "_"),
         "app.kubernetes.io/part-of": "sluice",
         "app.kubernetes.io/managed-by": "sluice",
@@ -198,24 +225,24 @@ def retained_metadata(job: RLJob, name: str) -> dict[str, Any]:
     return fields
 
 
-def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return metadata of an object that the job owns, so that the cluster deletes it with the job.
+def metadata(owner: Owner, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return metadata of an object with an owner, so that the cluster deletes it with the owner.
 
-    labels: instead of the job's selector.
+    labels: instead of the owner's selector.
     """
-    labels = labels or selector(job)
+    labels = labels or selector(owner)
     fields: dict[str, Any] = {
         "name": name,
-        "namespace": job.metadata.namespace,
-        "labels": recommended_labels(job, labels.get(LABEL_ROLE)) | labels,
+        "namespace": owner.metadata.namespace,
+        "labels": recommended_labels(owner, labels.get(LABEL_ROLE)) | labels,
     }
-    if job.metadata.uid:
+    if owner.metadata.uid:
         fields["ownerReferences"] = [
             {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": job.metadata.name,
-                "uid": job.metadata.uid,
+                "apiVersion": owner.api_version,
+                "kind": owner.kind,
+                "name": owner.metadata.name,
+                "uid": owner.metadata.uid,
                 "controller": True,
                 "blockOwnerDeletion": True,
             }
