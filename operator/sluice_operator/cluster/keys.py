@@ -63,7 +63,7 @@ class JobKeys:
     def pool_key(self, pool: str) -> str:
         """Return the key with which a pool's engines check the credentials of jobs, as hex.
 
-        pool: the uid of the pool.
+        pool: "namespace/name", so that a pool that was deleted and made again serves its jobs.
         """
         return self._derive(names.GENERATE_POOL_KEY, pool, 32).hex()
 
@@ -111,7 +111,7 @@ class JobKeys:
             return manifest
         identity = owner.metadata.uid or owner.key
         if purpose == names.GENERATE_POOL_KEY:
-            return {**manifest, "stringData": {names.POOL_KEY: self.pool_key(identity)}}
+            return {**manifest, "stringData": {names.POOL_KEY: self.pool_key(owner.key)}}
         if purpose == names.GENERATE_TLS:
             metadata = owner.metadata
             server = names.server_name(metadata.name, metadata.namespace)
