@@ -590,3 +590,59 @@ SENSIBLE += [
     ({}, {"trainer": TWO_NODES, "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}}}),
     ({}, {"weightSync": {"transport": "disk"}, "checkpoint": ONCE}),
 ]
+
+POOLED: dict[str, Any] = {
+    "trainer": {"steps": 1, "lora": {}},
+    "weightSync": {"lora": "adapter", "pauseMode": "versions"},
+    "rollout": {"pool": "shared"},
+}
+
+
+def _pooled(**groups: Any) -> dict[str, Any]:
+    """Return the groups of a job with a pool; fields of `groups` are added to them."""
+    return {name: POOLED.get(name, {}) | groups.get(name, {}) for name in POOLED | groups}
+
+
+SENSIBLE += [({}, POOLED), ({}, _pooled(rollout={"poolWeight": 3, "replicas": 1}))]
+TOGETHER += [
+    ({}, {"rollout": {"pool": "shared"}}, "rollout.pool", "bring an adapter each"),
+    (
+        {},
+        _pooled(weightSync={"pauseMode": "in_place"}),
+        "rollout.pool",
+        "{lora: adapter, pauseMode: versions}",
+    ),
+    ({}, _pooled(rollout={"engine": "vllm"}), "rollout.engine", "of a pool are SGLang"),
+    ({}, _pooled(weightSync={"fanOut": "chain"}), "weightSync.fanOut", "to each engine of a pool"),
+    (
+        {},
+        _pooled(trainer={"colocate": True}),
+        "trainer.colocate",
+        "do not share the trainer's GPUs",
+    ),
+    (
+        {},
+        _pooled(rollout={"nodesPerReplica": 2}),
+        "rollout.nodesPerReplica",
+        "engine of a pool is one pod",
+    ),
+    (
+        {},
+        _pooled(trainer={"routingReplay": "rollout"}),
+        "trainer.routingReplay",
+        "do not report their routing",
+    ),
+    (
+        {},
+        _pooled(rollout={"engineArgs": {"memFractionStatic": 0.8}}),
+        "rollout.engineArgs",
+        "write engineArgs in the RLEnginePool",
+    ),
+    (
+        {},
+        _pooled(debug={"rolloutOnly": True}),
+        "rollout.pool",
+        "which engines of a pool serve alone",
+    ),
+    ({}, {"rollout": {"poolWeight": 2}}, "poolWeight", "share of a pool"),
+]

@@ -23,12 +23,20 @@ from sluice.api.groups.lifecycle import (
     TlsSpec,
     Topology,
 )
+from sluice.api.groups.pool_jobs import POOL_ACROSS_GROUPS
 from sluice.api.groups.rollout import Rollout
 from sluice.api.groups.sft import IS_SFT, SFT_ACROSS_GROUPS
 from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
 from sluice.api.groups.trainer import Trainer
 from sluice.api.groups.weight_sync import WeightSync
-from sluice.api.schema.base import API_VERSION, ControllerName, Model, NonNegativeInt, PositiveInt
+from sluice.api.schema.base import (
+    API_VERSION,
+    ControllerName,
+    Model,
+    NonNegativeInt,
+    PositiveInt,
+    ShortName,
+)
 from sluice.api.schema.capacity_rules import capacity_rules
 from sluice.api.schema.rules import Rule, field, requires, written
 from sluice.api.status import RLJobStatus
@@ -37,8 +45,6 @@ KIND = "RLJob"
 PLURAL = "rljobs"
 SHORT_NAME = "rlj"
 MANAGER = "sluice.dev/rljob-controller"
-# RFC 1035 label, short enough for the suffixes of the pods' names.
-Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
 
 
 _GPUS = "self.trainer.gpusPerNode"
@@ -191,6 +197,8 @@ class RLJobSpec(Model):
             "sglang with weightSync.enginePlugin, on one GPU",
             "trainer.deterministic",
         ),
+        # Before the rules of adapters, which would name another way out.
+        *POOL_ACROSS_GROUPS,
         requires(
             field("weightSync.pauseMode") == "versions",
             _ADAPTER_SYNC,
@@ -306,17 +314,30 @@ class RLJobSpec(Model):
 
     @property
     def replicas(self) -> int:
-        """Number of engines.
+        """Number of engines that the job uses.
 
         With sft engines only evaluate, so it is 0 without an evaluation. With colocate they fill
-        the trainer's GPUs.
+        the trainer's GPUs. With a pool it is `rollout.replicas`, in which the planner puts the
+        number of the pool's engines.
         """
         rollout = self.rollout
         if self.algorithm.sft and self.evaluation is None:
             return 0
+        if self.uses_pool:
+            return rollout.replicas
         if self.trainer.colocate and self.on_gpu:
             return self.trainer.nodes * self.trainer.gpus_per_node // rollout.gpus_per_replica
         return max(rollout.replicas, rollout.min_replicas) if rollout.replicas else 0
+
+    @property
+    def uses_pool(self) -> bool:
+        """True if the engines are those of an RLEnginePool, and the job starts none."""
+        return self.rollout.pool is not None
+
+    @property
+    def own_engines(self) -> int:
+        """Number of engines that the job starts."""
+        return 0 if self.uses_pool else self.replicas
 
     def transport(self, *, one_machine: bool) -> str:
         """Return the transport of weights. one_machine: whether the job runs outside a cluster."""
@@ -337,7 +358,7 @@ class ObjectMeta(Model):
 
     model_config = Model.model_config | {"extra": "allow"}
 
-    name: Name = Field(
+    name: ShortName = Field(
         description="Pods and other objects add their own suffixes to it, so it has at most 40 "
         "characters."
     )

@@ -17,6 +17,7 @@ from sluice.api.schema.base import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ShortName,
     Unique,
 )
 from sluice.api.schema.kubernetes_fields import PodTemplate
@@ -131,7 +132,19 @@ class Rollout(Model):
         1,
         description="Number of engines. Leave it out of a manifest if an autoscaler changes "
         "it. With the default, trainer.colocate runs as many engines as the trainer's GPUs "
-        "hold.",
+        "hold. Ignored with pool: the job uses all engines of the pool.",
+    )
+    pool: ShortName | None = Field(
+        None,
+        description="RLEnginePool of the job's namespace whose engines generate, together with "
+        "those of other jobs; on a laptop the pool of that name. The job starts no engines. "
+        "Needs trainer.lora with weightSync: {lora: adapter, pauseMode: versions}. "
+        "gpusPerReplica, resources and engineArgs are those of the pool.",
+    )
+    pool_weight: PositiveInt = Field(
+        1,
+        description="Share of the pool's tokens, relative to other jobs, while they compete: a job "
+        "with 2 gets twice as many as one with 1.",
     )
     min_replicas: PositiveInt = Field(
         1,
@@ -288,6 +301,11 @@ class Rollout(Model):
             ~field("environment").is_set | field("environment.command").is_set,
             "environments of verifiers, OpenEnv and gym ask for one model and no seats: leave them "
             "out",
+        ),
+        only_with(
+            "poolWeight",
+            field("pool").is_set,
+            "poolWeight is a job's share of a pool: set pool, or leave it out",
         ),
         requires(field("maxStaleness") > 0, field("mode") == "async", "", "maxStaleness"),
         requires(

@@ -156,6 +156,9 @@ ClassName = Annotated[str, Field(pattern=CLASS, max_length=253)]
 SecretEntry = Annotated[str, Field(pattern=ENTRY, max_length=253)]
 # Path below a domain, as in managedBy of a Job: acme.io/controller.
 ControllerName = Annotated[str, Field(pattern=CONTROLLER, max_length=63)]
+# Name of an RLJob or RLEnginePool: an RFC 1035 label, short enough for the suffixes of the pods'
+# names.
+ShortName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
 
 # An object that Kubernetes or user code describes: a pod template, arguments of a function.
 FreeForm = Annotated[

@@ -13,6 +13,7 @@ from sluice.api.groups.colocation import COLOCATION
 from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS, Distillation, TeacherSpec
 from sluice.api.groups.losses import Covariance, Loss
 from sluice.api.groups.off_policy import OffPolicy, Rejection
+from sluice.api.groups.pool_jobs import POOL_ACROSS_GROUPS
 from sluice.api.groups.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
 from sluice.api.schema.rules import any_set
 from tests.algorithm_cases import ALONE, CRITIC, SENSIBLE, TOGETHER, manifest
@@ -148,5 +149,6 @@ def test_every_rule_has_a_case_above() -> None:
         *SFT_ACROSS_GROUPS,
     ]
     rules += [*TeacherSpec.rules, *Distillation.rules, *DISTILLATION_ACROSS_GROUPS, *COLOCATION]
+    rules += POOL_ACROSS_GROUPS
     for rule in rules:
         assert any(message in rule.message for message in messages), rule.message
