@@ -207,7 +207,7 @@ def advise(states: Mapping[str, float], steps: int, spec: RLJobSpec) -> Advice |
 
     """
     rollout, trainer = spec.rollout, spec.trainer
-    count = spec.replicas
+    count = spec.own_engines
     if trainer.colocate or not trainer.gpus_per_node or not rollout.gpus_per_replica or not count:
         return None
     unit = rollout.gpus_per_replica * rollout.nodes_per_replica

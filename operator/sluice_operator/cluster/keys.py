@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from sluice.api import RLJob
+from sluice.engines.plugin_common.pool_credential import credential
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import KubeObject
 
@@ -104,8 +106,11 @@ class JobKeys:
             names.TLS_KEY: private.decode(),
         }
 
-    def filled(self, owner: names.Owner, manifest: KubeObject) -> KubeObject:
-        """Fill a Secret that asks for its content (names.GENERATE); return others unchanged."""
+    def filled(self, owner: names.Owner, manifest: KubeObject, pool_key: str = "") -> KubeObject:
+        """Fill a Secret that asks for its content (names.GENERATE); return others unchanged.
+
+        pool_key: the key of a job's pool, if it is not derived from the operator's.
+        """
         purpose = manifest["metadata"].get("annotations", {}).get(names.GENERATE)
         if manifest["kind"] != "Secret" or purpose is None:
             return manifest
@@ -116,6 +121,11 @@ class JobKeys:
             metadata = owner.metadata
             server = names.server_name(metadata.name, metadata.namespace)
             return {**manifest, "stringData": self.certificates(identity, server)}
+        if purpose == names.GENERATE_POOL_CREDENTIAL and isinstance(owner, RLJob):
+            rollout = owner.spec.rollout
+            key = pool_key or self.pool_key(f"{owner.metadata.namespace}/{rollout.pool}")
+            text = credential(key, owner.key, rollout.pool_weight)
+            return {**manifest, "stringData": {names.TOKEN_KEY: text}}
         return {**manifest, "stringData": {names.TOKEN_KEY: self.token(identity, purpose)}}
 
     def _ca(self, job: str, now: datetime) -> x509.Certificate:

@@ -7,7 +7,7 @@ writes before it deletes or creates anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sluice.api import MANAGER, RLJob, RLJobStatus
@@ -17,7 +17,13 @@ from sluice_operator.plan.decide.episodes import (
     split_episodes,
     surplus_episode_pods,
 )
-from sluice_operator.plan.facts.constants import NO_SANDBOXES, SANDBOX_LOOK_SECONDS
+from sluice_operator.plan.decide.pools import with_workers
+from sluice_operator.plan.facts.constants import (
+    NO_SANDBOXES,
+    POOL_LOOK_SECONDS,
+    POOL_UNUSABLE,
+    SANDBOX_LOOK_SECONDS,
+)
 from sluice_operator.plan.facts.job_defaults import with_job_defaults
 from sluice_operator.plan.facts.job_pass import JobPass
 from sluice_operator.plan.facts.model import Event, Images, Observed, Plan
@@ -48,14 +54,15 @@ def plan(job: RLJob, observed: Observed, now: datetime, images: Images = DEFAULT
         Container images of the roles.
 
     """
+    job = with_workers(job, observed.pool, observed.status)
     pods, episodes = split_episodes(observed.pods)
     episodes += sandbox.without_pod(observed)
     observed = replace(observed, pods=pods, episodes=episodes)
     current = JobPass(job, observed.status or RLJobStatus(), observed, now, images)
 
     decided = _with_episode_pods(current, _plan_of_gangs(current))
-    if sandbox.is_missing(job, observed) and not _is_at_rest(job, decided.status):
-        return _start_nothing(decided, observed)
+    if (obstacle := _obstacle(job, observed)) and not _is_at_rest(job, decided.status):
+        return _start_nothing(decided, observed, obstacle)
     blocked = blocked_episodes(episodes, observed.warned, now)
     note = observed.note or (blocked.text() if blocked else "")
     return replace(decided, status=with_note(decided.status, note))
@@ -99,22 +106,45 @@ def _with_episode_pods(current: JobPass, decided: Plan) -> Plan:
     )
 
 
-def _start_nothing(decided: Plan, observed: Observed) -> Plan:
-    """Hold a job back that needs Sandboxes in a cluster without them.
+@dataclass(frozen=True, slots=True)
+class _Obstacle:
+    """Something that the cluster lacks and the job needs. look_seconds: when to look again."""
 
-    Its GPUs would only wait for episodes that cannot be played.
+    reason: str
+    message: str
+    look_seconds: float
+
+
+def _obstacle(job: RLJob, observed: Observed) -> _Obstacle | None:
+    """Return what the job cannot start without: Sandboxes, or the pool of its engines.
+
+    Its GPUs would only wait.
+    """
+    if sandbox.is_missing(job, observed):
+        return _Obstacle(NO_SANDBOXES.name, NO_SANDBOXES.message, SANDBOX_LOOK_SECONDS)
+    pool = observed.pool
+    if pool is not None and pool.problem:
+        text = POOL_UNUSABLE.text(problem=pool.problem)
+        return _Obstacle(POOL_UNUSABLE.name, text, POOL_LOOK_SECONDS)
+    return None
+
+
+def _start_nothing(decided: Plan, observed: Observed, obstacle: _Obstacle) -> Plan:
+    """Return the plan without creations, with the reason in status and events.
+
+    What runs goes on.
     """
     before = observed.status.condition("Running") if observed.status else None
-    is_reported = before is not None and NO_SANDBOXES.message in before.message
+    is_reported = before is not None and obstacle.message in before.message
     news: Sequence[Event] = (
-        () if is_reported else (Event("Warning", NO_SANDBOXES.name, NO_SANDBOXES.message),)
+        () if is_reported else (Event("Warning", obstacle.reason, obstacle.message),)
     )
     return replace(
         decided,
-        status=with_note(decided.status, NO_SANDBOXES.message),
+        status=with_note(decided.status, obstacle.message),
         create=(),
         events=(*decided.events, *news),
-        requeue_after=_sooner(decided.requeue_after, SANDBOX_LOOK_SECONDS),
+        requeue_after=_sooner(decided.requeue_after, obstacle.look_seconds),
     )
 
 

@@ -70,6 +70,13 @@ JOBS = {
         rollout={"gpusPerReplica": 4},
         checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
     ),
+    "pool": make_job(
+        trainer={"gpusPerNode": 8, "lora": {"rank": 16}},
+        rollout={"pool": "shared", "poolWeight": 2, "replicas": 2},
+        weightSync={"lora": "adapter", "pauseMode": "versions"},
+        podGroupPolicy={"kueue": {"queueName": "team-a"}},
+        kernelCache={"volume": {"hostPath": {"path": "/cache"}}},
+    ),
     "wide-engine": make_job(
         trainer={"gpusPerNode": 8},
         rollout={"gpusPerReplica": 8, "nodesPerReplica": 2},

@@ -13,7 +13,7 @@ from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.plan import Event, KubeObject, Observed, Plan, Progress, plan
 from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.facts.job_pass import JobPass
-from sluice_operator.plan.facts.model import KubeletWarning
+from sluice_operator.plan.facts.model import KubeletWarning, PoolFacts
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -109,6 +109,7 @@ class World:
         self.seen: set[str] = set()
         self.gated_roles: tuple[str, ...] = ()
         self.warned: dict[str, KubeletWarning] = {}
+        self.pool: PoolFacts | None = None
 
     @property
     def status(self) -> RLJobStatus:
@@ -118,7 +119,13 @@ class World:
         status = RLJobStatus.model_validate(self.stored) if self.stored is not None else None
         pods = tuple(deepcopy(list(self.pods.values())))
         return Observed(
-            pods, self.objects, status, self.progress, warned=self.warned, note=self.note
+            pods,
+            self.objects,
+            status,
+            self.progress,
+            warned=self.warned,
+            note=self.note,
+            pool=self.pool,
         )
 
     def plan(self) -> Plan:

@@ -22,7 +22,7 @@ import structlog
 from sluice.api import KIND, RLJob, RLJobStatus, manifest
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.kube import optional_objects
+from sluice_operator.cluster.kube import optional_objects, pools
 from sluice_operator.cluster.kube.api import Api, merge_patch, without_empty
 from sluice_operator.cluster.kube.events import PodWarnings, event_object
 from sluice_operator.cluster.kube.kueue import Workloads
@@ -43,6 +43,7 @@ from sluice_operator.cluster.kube.store import (
 )
 from sluice_operator.plan.decide.gangs import lacks_pods
 from sluice_operator.plan.decide.pod_groups import finished_groups, pods_by_group
+from sluice_operator.plan.decide.pools import with_workers
 from sluice_operator.plan.facts import clock, names, podstate
 from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults
 from sluice_operator.plan.facts.model import Deletion, Event, JobKey, KubeObject, Observed, uid
@@ -99,7 +100,8 @@ class KubeCluster:
         owned = await self._owned.read(job)
         if owned.absent and is_first_look and not (job.status and job.status.observed_generation):
             await self.emit(job, [optional_objects.missing(owned.absent)])
-        if lacks_pods(job, self._pods(job)):
+        pool = await pools.facts(self.api, job)
+        if lacks_pods(with_workers(job, pool, job.status), self._pods(job)):
             await self._reread_pods(job)
         warned = await self._warnings.about(_key(job), self._pods(job))
         workloads = await self._workloads.waited_for(job, self._pods(job))
@@ -116,6 +118,7 @@ class KubeCluster:
             sandboxes=sandboxes,
             sandbox_version=sandbox_version,
             defaults=self._defaults,
+            pool=pool,
         )
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:

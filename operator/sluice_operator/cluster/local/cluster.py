@@ -28,6 +28,7 @@ from sluice.telemetry import run_directory
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.local import (
     gpus,
+    pools,
     processes,
     readiness,
     run_state,
@@ -175,7 +176,8 @@ class LocalCluster:
             if self._state.status is not None
             else None
         )
-        return Observed(tuple(pod.observed() for pod in self._pods.values()), objects, status)
+        pods = tuple(pod.observed() for pod in self._pods.values())
+        return Observed(pods, objects, status, pool=pools.facts(job))
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
         self._state.job, self._state.status = job.key, manifest(status)
@@ -183,11 +185,13 @@ class LocalCluster:
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
         self._state.job = job.key
+        pool = pools.read(job.spec.rollout.pool) if job.spec.rollout.pool else None
         for document in objects:
             kind, name = document["kind"], document["metadata"]["name"]
             if kind != "Pod":
+                filled = self._keys.filled(job, document, pool.key if pool else "")
                 self._state.objects[f"{kind}/{name}"] = services.accepted(
-                    self._keys.filled(job, document), self._state.ports, self._taken_ports()
+                    filled, self._state.ports, self._taken_ports()
                 )
             elif name not in self._pods:
                 self._pods[name] = new_pod(document, self.logs_dir)

@@ -72,6 +72,8 @@ POOL_PATIENCE = 30
 # Seconds between two looks at Sandboxes without a pod, and for the Sandbox API if the cluster lacks
 # it, because neither is watched.
 SANDBOX_LOOK_SECONDS = 10
+# Seconds between two looks at a pool that a job waits for.
+POOL_LOOK_SECONDS = 10
 # Seconds that a Sandbox may be without a pod before the job reports it.
 SANDBOX_PATIENCE = 30
 
@@ -99,6 +101,8 @@ NO_SANDBOXES = Reason(
     "or v1alpha1, so the job is not started; install kubernetes-sigs' agent-sandbox, or remove the "
     "field",
 )
+# The cluster says what is wrong with the pool, and what to do.
+POOL_UNUSABLE = Reason("PoolUnusable", "{problem}; the job starts no workers and no trainer")
 RECONCILE_FAILED = Reason(
     "ReconcileFailed",
     "the operator has an internal error with this job and tries again: {cause}; its log has the "

@@ -44,6 +44,17 @@ class KubeletWarning:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """The pool of engines that a job uses, as its cluster reports it."""
+
+    name: str
+    replicas: int = 0  # number of engines
+    addresses: tuple[str, ...] = ()  # host:port of engine i
+    # Why the job cannot use the pool, and what to do; empty if it can.
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """A job's objects as the cluster reports them."""
 
@@ -60,6 +71,7 @@ class Observed:
     sandboxes: tuple[KubeObject, ...] = ()
     sandbox_version: str = ""
     defaults: JobDefaults = NO_DEFAULTS
+    pool: PoolFacts | None = None  # None unless the job names a pool
     # A problem that the planner does not see, such as a refused change of the spec. It is part of
     # the status because events are gone after an hour.
     note: str = ""

@@ -35,7 +35,7 @@ SANDBOX, SANDBOX_GROUP = "Sandbox", "agents.x-k8s.io"
 # fills the Secret when it creates it.
 GENERATE = f"{GROUP}/generate"
 GENERATE_TOKEN, GENERATE_EPISODE_TOKEN, GENERATE_TLS = "token", "episode-token", "tls"
-GENERATE_POOL_KEY = "pool-key"
+GENERATE_POOL_KEY, GENERATE_POOL_CREDENTIAL = "pool-key", "pool-credential"
 
 ROOT = "/sluice"
 MODEL_DIR = f"{ROOT}/model"
@@ -96,6 +96,11 @@ def pool_key_name(pool: RLEnginePool) -> str:
     return _unique_name(pool, GENERATE_POOL_KEY)
 
 
+def pool_credential_name(job: RLJob) -> str:
+    """Return the name of the Secret with which the job calls the engines of its pool."""
+    return _unique_name(job, "pool")
+
+
 def _unique_name(owner: Owner, what: str) -> str:
     """Return a name with the beginning of the owner's uid.
 
@@ -123,6 +128,11 @@ def rendezvous_name(job: RLJob) -> str:
 
 def network_policy_name(job: RLJob) -> str:
     return f"{job.metadata.name}-ingress"
+
+
+def pool_policy_name(job: RLJob) -> str:
+    """Return the name of the network policy that lets the engines of a pool reach the trainer."""
+    return f"{job.metadata.name}-pool"
 
 
 def episode_policy_name(job: RLJob, role: str = EPISODE) -> str:
@@ -187,6 +197,12 @@ def selector(owner: Owner, role: str | None = None) -> dict[str, str]:
     label = LABEL_JOB if isinstance(owner, RLJob) else LABEL_POOL
     labels = {label: owner.metadata.name}
     return labels | {LABEL_ROLE: role} if role else labels
+
+
+def pool_labels(job: RLJob) -> dict[str, str]:
+    """Return the label of a job's pool, for pods that the pool's engines talk to."""
+    pool = job.spec.rollout.pool
+    return {LABEL_POOL: pool} if pool else {}
 
 
 def leaders(job: RLJob) -> dict[str, str]:

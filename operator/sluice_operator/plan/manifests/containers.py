@@ -152,7 +152,8 @@ def has_root(job: RLJob, role: str) -> bool:
 
     It does on GPUs, in SGLang's image; without GPUs it runs in sluice's own.
     """
-    return role == "rollout" and job.spec.rollout.gpus_per_replica > 0
+    has_engine = role == "rollout" and not job.spec.uses_pool
+    return has_engine and job.spec.rollout.gpus_per_replica > 0
 
 
 # -- probes

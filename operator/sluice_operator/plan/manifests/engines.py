@@ -1,4 +1,7 @@
-"""Containers of a rollout pod: the engine, sluice's worker, and the user's OpenEnv server."""
+"""Containers of a rollout pod: the engine, sluice's worker, and the user's OpenEnv server.
+
+A job that uses a pool has workers alone; the engines are pods of the pool.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from sluice.engines import engine_of
 from sluice.engines.protocol import Plugin, ServerPlacement
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.merge import merge
-from sluice_operator.plan.facts.model import Gang, Images
+from sluice_operator.plan.facts.model import Gang, Images, PoolFacts
 from sluice_operator.plan.manifests import resource_claims, volumes
 from sluice_operator.plan.manifests.containers import (
     Env,
@@ -22,11 +25,19 @@ from sluice_operator.plan.manifests.volume_paths import model_path
 
 
 def rollout_containers(
-    job: RLJob, gang: Gang, attempt: int, index: int, common: Env, token: Env, images: Images
+    job: RLJob,
+    gang: Gang,
+    attempt: int,
+    index: int,
+    common: Env,
+    token: Env,
+    images: Images,
+    pool: PoolFacts | None,
 ) -> list[Container]:
     """Return the engine's container, and on the engine's first pod the worker's.
 
-    An engine is foreign code, so it does not get the job's token.
+    An engine is foreign code, so it does not get the job's token. With a pool there is the worker
+    alone.
 
     Parameters
     ----------
@@ -38,8 +49,23 @@ def rollout_containers(
         Variables with the job's token.
     images
         Container images.
+    pool
+        The pool of the job's engines; None if the job starts them itself.
 
     """
+    if job.spec.uses_pool:
+        assert pool is not None
+        url = f"http://{pool.addresses[gang.replica]}"
+        return [_worker(job, common, token + pool_credential(job), url, images)]
+    engine = _engine(job, gang, attempt, common, images)
+    if index > 0:
+        return [engine]
+    ports = port_env({"http": names.PORTS["http"], "master": names.PORTS["master"]})
+    url = "http://127.0.0.1:$(SLUICE_PORT_HTTP)"
+    return [engine, _worker(job, common, token + ports, url, images)]
+
+
+def _engine(job: RLJob, gang: Gang, attempt: int, common: Env, images: Images) -> Container:
     launch = engine_of(job.spec).launch
     ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
     settings = launch.env(job.spec)
@@ -47,24 +73,20 @@ def rollout_containers(
         settings = settings | launch.caches(names.CACHE_DIR)
     env = common + port_env({"metrics": names.PORTS["metrics"]}) + variables(settings)
     mounts = volumes.mounts(job, "rollout")
-    plugin = launch.plugin(job.spec)
-    engine_mounts = mounts
-    if plugin:
-        engine_mounts = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}]
+    if plugin := launch.plugin(job.spec):
+        mounts = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}]
     image = images.of_engine(job.spec.rollout.engine)
-    engine = container(job, "engine", image, launch.command(job.spec), env, ports, engine_mounts)
+    engine = container(job, "engine", image, launch.command(job.spec), env, ports, mounts)
     engine["args"] = launch.args(job.spec, _place(job, gang, attempt))
     engine["resources"] = merge(
         resource_claims.gpus(job, gang), of_spec(job.spec.rollout.resources)
     )
-    if index > 0:
-        return [engine]
-    env = (
-        common
-        + token
-        + port_env(ports)
-        + variables({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
-    )
+    return engine
+
+
+def _worker(job: RLJob, common: Env, own_env: Env, url: str, images: Images) -> Container:
+    """Return the worker's container. url: that of its engine."""
+    env = common + own_env + variables({"SLUICE_ENGINE_URL": url})
     own = {"metrics": names.PORTS["metrics"]}
     if job.spec.rollout.has_episode_pods:
         own |= {"gateway": names.PORTS["gateway"]}
@@ -72,11 +94,25 @@ def rollout_containers(
         env += secret_variable(names.episode_token_name(job), "SLUICE_EPISODE_TOKEN")
     command = ["python", "-m", "sluice_rollout"]
     # The worker runs the user's code, which must not change the kernels that the engine executes.
-    mounts = [mount for mount in mounts if mount["mountPath"] != names.CACHE_DIR]
+    mounts = [
+        mount for mount in volumes.mounts(job, "rollout") if mount["mountPath"] != names.CACHE_DIR
+    ]
     worker = container(
         job, "worker", images.rollout, command, env, own, mounts + volumes.tls_mount(job)
     )
-    return [engine, worker | {"resources": of_spec(job.spec.rollout.worker_resources)}]
+    return worker | {"resources": of_spec(job.spec.rollout.worker_resources)}
+
+
+def pool_credential(job: RLJob) -> Env:
+    """Return the variable with which a container calls the engines of the job's pool."""
+    if not job.spec.uses_pool:
+        return []
+    return secret_variable(names.pool_credential_name(job), "SLUICE_POOL_CREDENTIAL")
+
+
+def plugin_of(job: RLJob) -> Plugin | None:
+    """Return the plugin of the engines that the job starts; None if they need none."""
+    return None if job.spec.uses_pool else engine_of(job.spec).launch.plugin(job.spec)
 
 
 def openenv(job: RLJob, gang: Gang, index: int) -> list[Container]:

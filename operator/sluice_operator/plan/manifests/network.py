@@ -58,6 +58,27 @@ def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | N
     }
 
 
+def pool_policy(job: RLJob) -> KubeObject | None:
+    """Let the engines of the job's pool connect to its trainer, for weight updates.
+
+    None if the job has no pool, or if the spec disables policies.
+    """
+    if not job.spec.uses_pool or not job.spec.network_policy.enabled:
+        return None
+    engines = {"matchLabels": names.pool_labels(job) | {names.LABEL_ROLE: names.ENGINE}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": KIND,
+        "metadata": names.metadata(job, names.pool_policy_name(job)),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(job, "trainer")},
+            "policyTypes": ["Ingress"],
+            # On all ports, because collectives choose them freely.
+            "ingress": [{"from": [{"podSelector": engines}]}],
+        },
+    }
+
+
 def _from_own_pods(job: RLJob) -> list[dict[str, Any]]:
     """Let the job's pods connect to each other, but episode pods to the gateway only.
 

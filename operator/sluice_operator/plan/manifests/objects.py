@@ -29,6 +29,10 @@ def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple
         objects.append(tls_secret(job))
     if job.spec.rollout.has_episode_pods:
         objects.append(_generated(job, names.episode_token_name(job), names.GENERATE_EPISODE_TOKEN))
+    if job.spec.uses_pool:
+        objects.append(
+            _generated(job, names.pool_credential_name(job), names.GENERATE_POOL_CREDENTIAL)
+        )
     if job.spec.rollout.nodes_per_replica > 1:
         objects.append(engines_service(job))
     return (*objects, *resource_claims.resource_claims(job))

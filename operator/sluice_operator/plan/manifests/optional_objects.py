@@ -13,7 +13,7 @@ from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import Deletion, KubeObject, Observed
 from sluice_operator.plan.manifests import network
 from sluice_operator.plan.manifests.episodes import episode_policies
-from sluice_operator.plan.manifests.network import network_policy
+from sluice_operator.plan.manifests.network import network_policy, pool_policy
 
 DISRUPTION_BUDGET = "PodDisruptionBudget"
 # Kinds that a cluster may lack.
@@ -25,6 +25,7 @@ def extra_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
     optional = (
         disruption_budget(job, job.spec.replicas),
         network_policy(job, observed.operator_namespace),
+        pool_policy(job),
         *episode_policies(job),
     )
     return tuple(
@@ -39,6 +40,7 @@ def extra_keys(job: RLJob) -> tuple[tuple[str, str], ...]:
     return (
         (DISRUPTION_BUDGET, names.rollout_budget_name(job)),
         (network.KIND, names.network_policy_name(job)),
+        (network.KIND, names.pool_policy_name(job)),
         *((network.KIND, names.episode_policy_name(job, role)) for role in names.EPISODES),
     )
 

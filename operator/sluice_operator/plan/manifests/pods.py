@@ -11,7 +11,6 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.schema.containers import NAMES
-from sluice.engines import engine_of
 from sluice.runtime import kernel_cache
 from sluice_operator.plan.decide.gangs import GangPlan
 from sluice_operator.plan.facts import names
@@ -19,7 +18,7 @@ from sluice_operator.plan.facts.constants import GRACE
 from sluice_operator.plan.facts.job_defaults import with_job_defaults
 from sluice_operator.plan.facts.job_pass import JobPass
 from sluice_operator.plan.facts.merge import fitting, merge
-from sluice_operator.plan.facts.model import Gang, Images, KubeObject, PodGroup
+from sluice_operator.plan.facts.model import Gang, Images, KubeObject, PodGroup, PoolFacts
 from sluice_operator.plan.manifests import placement, queueing, resource_claims, volumes
 from sluice_operator.plan.manifests.containers import (
     Env,
@@ -34,6 +33,8 @@ from sluice_operator.plan.manifests.containers import (
 from sluice_operator.plan.manifests.engines import (
     openenv,
     plugin_container,
+    plugin_of,
+    pool_credential,
     rollout_containers,
 )
 from sluice_operator.plan.manifests.objects import rendezvous_address
@@ -54,14 +55,21 @@ def missing_pods(
     """
     observed = current.observed
     address = rendezvous_address(current.job, observed)
-    if address is None:
+    # Without the pool, the addresses of its engines are not known.
+    if address is None or (observed.pool is not None and observed.pool.problem):
         return ()
     job = with_job_defaults(current.job, observed.defaults)
     # The object of a group sums up the requests of all its pods, including those that exist.
     joined = {groups[plan.gang] for plan in plans if plan.create and groups[plan.gang] is not None}
     pods = {
         plan.gang: gang_pods(
-            job, plan.gang, plan.status.attempt, address, current.images, groups[plan.gang]
+            job,
+            plan.gang,
+            plan.status.attempt,
+            address,
+            current.images,
+            groups[plan.gang],
+            observed.pool,
         )
         for plan in plans
         if plan.create or groups[plan.gang] in joined
@@ -82,9 +90,13 @@ def gang_pods(
     rendezvous: str,
     images: Images,
     group: PodGroup | None = None,
+    pool: PoolFacts | None = None,
 ) -> list[KubeObject]:
     """Return all pods of a gang's attempt; parameters as in `pod`."""
-    return [pod(job, gang, attempt, index, rendezvous, images, group) for index in range(gang.size)]
+    return [
+        pod(job, gang, attempt, index, rendezvous, images, group, pool)
+        for index in range(gang.size)
+    ]
 
 
 def pod(
@@ -95,6 +107,7 @@ def pod(
     rendezvous: str,
     images: Images,
     group: PodGroup | None = None,
+    pool: PoolFacts | None = None,
 ) -> KubeObject:
     """Return one pod: sluice's own template, with the role's template and podTemplateOverrides.
 
@@ -110,6 +123,8 @@ def pod(
         Container images of the roles.
     group
         The group with which a queue admits the pod; None if it does not queue.
+    pool
+        The pool of the job's engines; None if the job starts them itself.
 
     """
     identity = _identity(job, gang, attempt, index)
@@ -126,7 +141,7 @@ def pod(
             **resource_claims.of_pod(job, gang, index),
             "containers": [
                 with_credentials(job, manifest) | probes(job, manifest["name"])
-                for manifest in _containers(job, gang, attempt, index, common, images)
+                for manifest in _containers(job, gang, attempt, index, common, images, pool)
             ],
             "volumes": volumes.volumes(job, gang.role),
         },
@@ -135,7 +150,7 @@ def pod(
     if gang.role == "buffer" and job.spec.row_sources:
         spec["initContainers"] = [with_credentials(job, _rows(job, common, images))]
     spec["containers"] += openenv(job, gang, index)
-    if gang.role == "rollout" and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
+    if gang.role == "rollout" and (plugin := plugin_of(job)):
         spec["initContainers"] = [plugin_container(job, plugin, images)]
     if gang.role == "rollout" and gang.size > 1:
         spec |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
@@ -188,6 +203,7 @@ def _grace(job: RLJob, role: str) -> int:
 def _identity(job: RLJob, gang: Gang, attempt: int, index: int) -> dict[str, Any]:
     labels = {
         **names.selector(job, gang.role),
+        **names.pool_labels(job),
         names.LABEL_REPLICA: str(gang.replica),
         names.LABEL_ATTEMPT: str(attempt),
         names.LABEL_INDEX: str(index),
@@ -208,15 +224,22 @@ def _templates(job: RLJob, role: str) -> list[dict[str, Any]]:
 
 
 def _containers(
-    job: RLJob, gang: Gang, attempt: int, index: int, common: Env, images: Images
+    job: RLJob,
+    gang: Gang,
+    attempt: int,
+    index: int,
+    common: Env,
+    images: Images,
+    pool: PoolFacts | None,
 ) -> list[Container]:
     token = secret_variable(names.token_name(job)) + _tls_env(job)
     if gang.role == "rollout":
-        return rollout_containers(job, gang, attempt, index, common, token, images)
+        return rollout_containers(job, gang, attempt, index, common, token, images, pool)
     mounts = volumes.mounts(job, gang.role) + volumes.tls_mount(job)
     if gang.role == "trainer":
         resources = merge(resource_claims.gpus(job, gang), of_spec(job.spec.trainer.resources))
-        return [_trainer(job, common + token, mounts, images) | {"resources": resources}]
+        env = common + token + pool_credential(job)
+        return [_trainer(job, env, mounts, images) | {"resources": resources}]
     if gang.role == "buffer":
         ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
         env = common + token + variables({"SLUICE_STORAGE": names.STORAGE_DIR})

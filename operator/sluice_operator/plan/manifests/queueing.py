@@ -42,7 +42,7 @@ def _kueue(
     policy = job.spec.pod_group_policy
     assert policy is not None
     assert policy.kueue is not None
-    kind, rank = _kind_and_rank(gang, index, group)
+    kind, rank = _kind_and_rank(job, gang, index, group)
     labels |= {
         names.LABEL_QUEUE: policy.kueue.queue_name,
         f"{_KUEUE}/pod-group-name": group.name,
@@ -61,16 +61,17 @@ def _kueue(
     return {"labels": labels, "annotations": annotations}
 
 
-def _kind_and_rank(gang: Gang, index: int, group: PodGroup) -> tuple[str, int]:
+def _kind_and_rank(job: RLJob, gang: Gang, index: int, group: PodGroup) -> tuple[str, int]:
     """Return the pod's kind, and its rank among the pods of that kind in the group.
 
-    The first pod of an engine differs from its other pods: it has the worker.
+    The first pod of an engine differs from its other pods: it has the worker. With a pool there are
+    workers alone.
     """
     if gang.role != "rollout":
         return gang.role, index
     before = 0 if group.alone else gang.replica
     if index == 0:
-        return "engine", before
+        return "worker" if job.spec.uses_pool else "engine", before
     return "engine-follower", before * (gang.size - 1) + index - 1
 
 

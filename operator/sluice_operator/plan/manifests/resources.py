@@ -103,7 +103,8 @@ def _requests(job: RLJob, name: str) -> Mapping[str, str]:
     if name == "engine":
         return _gpu(engine) if engine else _cpu(1)
     if name == "worker":
-        return {"cpu": "500m", "memory": "1Gi"} if engine else {"cpu": "100m", "memory": "256Mi"}
+        on_gpus = job.spec.on_gpu if job.spec.uses_pool else engine
+        return {"cpu": "500m", "memory": "1Gi"} if on_gpus else {"cpu": "100m", "memory": "256Mi"}
     # A pod's request is the sum of its containers or the largest of its init containers. These init
     # containers request no more than the sum.
     return {

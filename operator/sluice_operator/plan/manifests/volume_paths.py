@@ -24,7 +24,7 @@ def spelled(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     Each path has one spelling, so that two specs can be compared.
     """
-    return _in_volumes(spec, _relative)
+    return _in_volumes(spec, relative)
 
 
 def model_path(job: RLJob) -> str:
@@ -44,10 +44,11 @@ def _in_volumes(spec: Mapping[str, Any], new: Callable[[str, str], str]) -> dict
 
 
 def _mounted(path: str, directory: str) -> str:
-    relative = _relative(path, directory)
-    return directory if relative == "." else f"{directory}/{relative}"
+    inside = relative(path, directory)
+    return directory if inside == "." else f"{directory}/{inside}"
 
 
-def _relative(path: str, directory: str) -> str:
+def relative(path: str, directory: str) -> str:
+    """Return a path relative to the root of its volume, which pods mount at `directory`."""
     inside = path[len(directory) :] if f"{path}/".startswith(f"{directory}/") else path
     return inside.removeprefix("./").strip("/") or "."

@@ -27,7 +27,7 @@ def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
         for name in sources
         if _holder(sources, name) == name
     ]
-    if role == "rollout" and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
+    if _has_engine(job, role) and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
         entries.append({"name": plugin.name, "emptyDir": {}})
     return [*entries, _tls(job, role)] if job.spec.tls.enabled else entries
 
@@ -81,6 +81,8 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     if role == "buffer":
         sources["storage"] = {"persistentVolumeClaim": {"claimName": names.storage_name(job)}}
         return sources
+    if role == "rollout" and not _has_engine(job, role):
+        return sources
     if job.spec.kernel_cache is not None:
         sources["cache"] = job.spec.kernel_cache.volume
     # NCCL and engines share memory between processes; the default of 64 MB is too small for either.
@@ -90,6 +92,10 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     if role == "trainer" or job.spec.transport(one_machine=False) == "disk":
         sources |= _run_sources(job, role)
     return sources
+
+
+def _has_engine(job: RLJob, role: str) -> bool:
+    return role == "rollout" and not job.spec.uses_pool
 
 
 def _run_sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,118 @@
+"""Pools of engines that run on this machine.
+
+`sluice pool up` writes a file for the pool that it runs, and removes it when it ends. The file
+holds the key with which the engines know the jobs of this user, so only its owner may read it. A
+host that was killed leaves its file; the lock of the pool's directory tells whether the pool still
+runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sluice.api import RLJob, manifest
+from sluice.api.pool import RLEnginePool, RLEnginePoolSpec
+from sluice_operator.cluster.local import run_state
+from sluice_operator.plan.facts.model import PoolFacts
+from sluice_operator.plan.report.pool_fit import misfit
+
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPool:
+    """A pool that runs on this machine."""
+
+    name: str
+    spec: RLEnginePoolSpec
+    key: str  # signs the credentials of jobs, in hexadecimal digits
+    addresses: tuple[str, ...]  # host:port of engine i
+    pid: int  # process of `sluice pool up`
+
+
+def root() -> Path:
+    """Return the directory of all pools of this user."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "sluice" / "pools"
+
+
+def directory(name: str) -> Path:
+    """Return the directory of a pool, with its logs and its lock."""
+    return root() / name
+
+
+def write(pool: RLEnginePool, key: str, addresses: tuple[str, ...]) -> None:
+    """Announce a pool whose engines this process runs. Paths of its model are absolute."""
+    record = {
+        "model": pool.spec.model.path,
+        "key": key,
+        "maxRank": pool.spec.max_rank,
+        "addresses": addresses,
+        "pid": os.getpid(),
+        "spec": manifest(pool)["spec"],
+    }
+    path = _file(pool.metadata.name)
+    temporary = path.with_suffix(".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(record, file)
+    temporary.rename(path)
+
+
+def remove(name: str) -> None:
+    _file(name).unlink(missing_ok=True)
+
+
+def read(name: str) -> RunningPool | None:
+    """Return a pool; None if none of this name runs."""
+    try:
+        record: dict[str, Any] = json.loads(_file(name).read_text())
+    except FileNotFoundError:
+        return None
+    if not run_state.is_locked(directory(name)):
+        return None
+    return RunningPool(
+        name,
+        RLEnginePoolSpec.model_validate(record["spec"]),
+        record["key"],
+        tuple(record["addresses"]),
+        record["pid"],
+    )
+
+
+def running() -> list[RunningPool]:
+    """Return all pools that run, by name."""
+    names = sorted(path.stem for path in root().glob(f"*{_SUFFIX}"))
+    return [pool for name in names if (pool := read(name)) is not None]
+
+
+def facts(job: RLJob) -> PoolFacts | None:
+    """Return the pool that a job names, and whether it can use it; None if it names none.
+
+    Paths of the job are absolute.
+    """
+    name = job.spec.rollout.pool
+    if name is None:
+        return None
+    pool = read(name)
+    if pool is None:
+        return PoolFacts(name, problem=absent(name))
+    if problem := misfit(job, pool.spec):
+        return PoolFacts(name, problem=problem)
+    return PoolFacts(name, len(pool.addresses), pool.addresses)
+
+
+def absent(name: str) -> str:
+    """Return what to do if no pool of this name runs."""
+    return (
+        f"rollout.pool: no pool {name} runs on this machine: start it with `sluice pool up` and "
+        "its manifest, or name one of `sluice pool list`"
+    )
+
+
+def _file(name: str) -> Path:
+    return root() / f"{name}{_SUFFIX}"
