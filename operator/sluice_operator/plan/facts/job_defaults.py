@@ -73,12 +73,12 @@ def with_job_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
     spec = job.spec
     trainer: dict[str, Any] = {
         "template": merge(_template(defaults, defaults.trainer, "trainer"), spec.trainer.template),
-        "resources": _resources(defaults.trainer.resources, spec.trainer.resources),
+        "resources": with_default_amounts(defaults.trainer.resources, spec.trainer.resources),
     }
     rollout: dict[str, Any] = {
         "template": merge(_template(defaults, defaults.rollout, "worker"), spec.rollout.template),
-        "resources": _resources(defaults.rollout.resources, spec.rollout.resources),
-        "worker_resources": _resources(
+        "resources": with_default_amounts(defaults.rollout.resources, spec.rollout.resources),
+        "worker_resources": with_default_amounts(
             defaults.rollout.worker_resources, spec.rollout.worker_resources
         ),
     }
@@ -121,32 +121,31 @@ def _template(defaults: JobDefaults, role: PodDefaults, container: str) -> dict[
 
     container: name of the container that runs sluice's code.
     """
+    placement = pod_defaults(defaults, role)
+    if not defaults.otlp_endpoint:
+        return placement
     tracing = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": defaults.otlp_endpoint}
+    spec = placement.get("spec", {}) | {"containers": [{"name": container, "env": [tracing]}]}
+    return {"spec": spec}
+
+
+def pod_defaults(defaults: JobDefaults, role: PodDefaults) -> dict[str, Any]:
+    """Return the defaults for the placement of a role's pods as a pod template."""
     spec = {
         "nodeSelector": {**defaults.node_selector, **role.node_selector},
         "tolerations": [*defaults.tolerations, *role.tolerations],
         "priorityClassName": role.priority_class_name or defaults.priority_class_name,
         "imagePullSecrets": defaults.image_pull_secrets,
-        "containers": [{"name": container, "env": [tracing]}] if defaults.otlp_endpoint else [],
     }
     fields = {name: value for name, value in spec.items() if value}
     return {"spec": fields} if fields else {}
 
 
-def _rendezvous(defaults: JobDefaults) -> list[PodTemplateOverride]:
-    """Return the defaults of the rendezvous as a pod template override.
+def with_default_amounts(default: Resources, explicit: Resources) -> Resources:
+    """Merge resources over the defaults.
 
-    A spec has no template for the rendezvous. Put first, this override is merged under all others.
-    """
-    template = _template(defaults, defaults.rendezvous, "rendezvous")
-    return [PodTemplateOverride(roles=["rendezvous"], template=template)] if template else []
-
-
-def _resources(default: Resources, explicit: Resources) -> Resources:
-    """Merge the job's resources over the defaults.
-
-    A resource that the job names as a request or a limit gets no default at all: a default request
-    may be above the job's limit.
+    A resource that is named as a request or a limit gets no default at all: a default request may
+    be above the limit.
     """
     named = explicit.requests.keys() | explicit.limits.keys()
 
@@ -160,6 +159,15 @@ def _resources(default: Resources, explicit: Resources) -> Resources:
         requests=merged(default.requests, explicit.requests),
         limits=merged(default.limits, explicit.limits),
     )
+
+
+def _rendezvous(defaults: JobDefaults) -> list[PodTemplateOverride]:
+    """Return the defaults of the rendezvous as a pod template override.
+
+    A spec has no template for the rendezvous. Put first, this override is merged under all others.
+    """
+    template = _template(defaults, defaults.rendezvous, "rendezvous")
+    return [PodTemplateOverride(roles=["rendezvous"], template=template)] if template else []
 
 
 def _storage(defaults: JobDefaults, spec: RLJobSpec) -> dict[str, Any]:

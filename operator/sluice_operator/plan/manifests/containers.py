@@ -23,9 +23,17 @@ NOT_ROOT = {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
 START_SECONDS = 1800
 ENGINE_START_SECONDS = 3600
 ENGINE_PERIOD = 30
+_OFFLINE = "HF_HUB_OFFLINE"
+# Variables of all containers of sluice, those of pools included.
+EVERYWHERE = {
+    "SLUICE_BIND": "0.0.0.0",  # noqa: S104 - the pod's own network
+    # Models are directories; a look-up over the network only delays and fails.
+    _OFFLINE: "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_ENGINE_POD = ("engine", "worker", "plugin", "openenv")
 # Containers that may load models or data from the Hugging Face hub.
 _HUB_CONTAINERS = ("trainer", "engine", "worker", "rows")
-_OFFLINE = "HF_HUB_OFFLINE"
 
 
 def container(
@@ -38,6 +46,20 @@ def container(
     mounts: list[dict[str, Any]],
 ) -> Container:
     """Return one of sluice's containers. Each port is also a variable, `SLUICE_PORT_NAME`."""
+    return bare_container(name, image, command, env, ports, mounts) | {
+        "securityContext": security(job, name)
+    }
+
+
+def bare_container(
+    name: str,
+    image: str,
+    command: list[str],
+    env: Env,
+    ports: dict[str, int],
+    mounts: list[dict[str, Any]],
+) -> Container:
+    """Return the container without its rights."""
     return {
         "name": name,
         "image": image,
@@ -48,7 +70,6 @@ def container(
         # The end of the log becomes the container's message, so that status.lastFailure can show
         # it.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": security(job, name),
     }
 
 
@@ -65,10 +86,7 @@ def common_env(gang: Gang, attempt: int, index: int, rendezvous: str) -> Env:
         "SLUICE_ATTEMPT": str(attempt),
         "SLUICE_REPLICA": str(gang.replica),
         "SLUICE_INDEX": str(index),
-        "SLUICE_BIND": "0.0.0.0",  # noqa: S104 - the pod's own network
-        # Models are directories; a look-up over the network only delays and fails.
-        _OFFLINE: "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        **EVERYWHERE,
     }
     address = {"name": "SLUICE_ADVERTISE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return [*variables(settings), address]
@@ -82,13 +100,8 @@ def port_env(ports: dict[str, int]) -> Env:
     return variables({f"SLUICE_PORT_{name.upper()}": str(number) for name, number in ports.items()})
 
 
-def secret_variable(secret: str, name: str = "SLUICE_TOKEN") -> Env:
-    return [
-        {
-            "name": name,
-            "valueFrom": {"secretKeyRef": {"name": secret, "key": names.TOKEN_KEY}},
-        }
-    ]
+def secret_variable(secret: str, name: str = "SLUICE_TOKEN", key: str = names.TOKEN_KEY) -> Env:
+    return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}]
 
 
 def with_credentials(job: RLJob, manifest: Container) -> Container:
@@ -127,14 +140,27 @@ def security(job: RLJob, name: str) -> dict[str, Any]:
     An engine in SGLang's image keeps root, whose capabilities let it write to volumes of other
     users.
     """
-    if name == "engine" and has_root(job, "rollout"):
+    if name in _ENGINE_POD:
+        return security_beside_engine(name, root=has_root(job, "rollout"))
+    return dict(RESTRICTED)
+
+
+def security_beside_engine(name: str, *, root: bool) -> dict[str, Any]:
+    """Return the security context of a container in an engine's pod.
+
+    root: whether the engine runs as root. The pod's own context does not set a user then.
+    """
+    if name == "engine" and root:
         return {"allowPrivilegeEscalation": False}
-    # The pod's own context does not set a user if its engine runs as root.
-    sets_user = name in ("worker", "plugin", "openenv") and has_root(job, "rollout")
-    return {**RESTRICTED, **(NOT_ROOT if sets_user else {})}
+    return {**RESTRICTED, **(NOT_ROOT if root else {})}
 
 
 def pod_security(job: RLJob, role: str) -> dict[str, Any]:
+    """Return the security context of a job's pod."""
+    return restricted_pod(root=has_root(job, role))
+
+
+def restricted_pod(*, root: bool) -> dict[str, Any]:
     """Return the security context of a pod: the restricted standard.
 
     It sets no user if the pod's engine is SGLang's own image. The group is that of sluice's
@@ -144,7 +170,7 @@ def pod_security(job: RLJob, role: str) -> dict[str, Any]:
     # data's volumes.
     profile: dict[str, Any] = {"fsGroup": ACCOUNT, "fsGroupChangePolicy": "OnRootMismatch"}
     profile["seccompProfile"] = {"type": "RuntimeDefault"}
-    return profile if has_root(job, role) else profile | NOT_ROOT
+    return profile if root else profile | NOT_ROOT
 
 
 def has_root(job: RLJob, role: str) -> bool:
@@ -172,7 +198,7 @@ def has_root(job: RLJob, role: str) -> bool:
 def probes(job: RLJob, name: str) -> dict[str, Probe]:
     """Return the probes of one of sluice's containers, by field."""
     if name == "engine":
-        return _engine_probes(job)
+        return engine_probes(engine_of(job.spec).launch.health, job.spec.weight_sync.pause_seconds)
     ready = {"readinessProbe": _http("metrics", "/readyz", period=5, timeout=5, failures=3)}
     if name == "trainer":
         return ready
@@ -185,8 +211,17 @@ def probes(job: RLJob, name: str) -> dict[str, Probe]:
     }
 
 
-def _engine_probes(job: RLJob) -> dict[str, Probe]:
-    health, silence = engine_of(job.spec).launch.health, job.spec.weight_sync.pause_seconds
+def engine_probes(health: str, silence: float) -> dict[str, Probe]:
+    """Return the probes of an engine.
+
+    Parameters
+    ----------
+    health
+        HTTP path that says at once whether the engine lives.
+    silence
+        Seconds for which an engine that works may not answer.
+
+    """
     return {
         "startupProbe": _http(
             "http", health, period=5, timeout=5, failures=ENGINE_START_SECONDS // 5

@@ -1,4 +1,4 @@
-"""The network policy of a job, which says who may connect to its pods.
+"""The network policies of jobs and pools, which say who may connect to their pods.
 
 NCCL and SGLang accept any connection without a token, so only the network can keep others away.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.api import RLJob
+from sluice.api import RLEnginePool, RLJob
+from sluice.api.groups.lifecycle import NetworkPolicy
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import KubeObject
 
@@ -37,25 +38,25 @@ def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | N
     if not job.spec.network_policy.enabled:
         return None
     ingress = _from_own_pods(job)
-    if operator_namespace is not None:
-        namespace = {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}
-        peer = {
-            "namespaceSelector": namespace,
-            "podSelector": {"matchLabels": dict(OPERATOR_LABELS)},
-        }
-        ingress.append({"from": [peer], "ports": [_tcp("rendezvous"), _tcp("buffer")]})
-    metrics_from = job.spec.network_policy.metrics_from or [{"namespaceSelector": {}}]
-    ingress.append({"from": list(metrics_from), "ports": [_tcp("metrics")]})
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": KIND,
-        "metadata": names.metadata(job, names.network_policy_name(job)),
-        "spec": {
-            "podSelector": {"matchLabels": names.selector(job)},
-            "policyTypes": ["Ingress"],
-            "ingress": ingress,
-        },
-    }
+    ingress += _from_operator(operator_namespace, "rendezvous", "buffer")
+    ingress.append(_from_prometheus(job.spec.network_policy, "metrics"))
+    return _policy(job, names.network_policy_name(job), names.selector(job), ingress)
+
+
+def pool_network_policy(pool: RLEnginePool, operator_namespace: str | None) -> KubeObject | None:
+    """Allow ingress only from the pool's own pods, its jobs, the operator and Prometheus.
+
+    Workers send requests, and trainers send adapters on ports that collectives choose freely. Jobs
+    are told apart by their credentials.
+    """
+    if not pool.spec.network_policy.enabled:
+        return None
+    ingress: list[dict[str, Any]] = [
+        {"from": [{"podSelector": {"matchLabels": names.selector(pool)}}]}
+    ]
+    ingress += _from_operator(operator_namespace, "http")
+    ingress.append(_from_prometheus(pool.spec.network_policy, "http"))
+    return _policy(pool, names.engines_name(pool), names.selector(pool, names.ENGINE), ingress)
 
 
 def pool_policy(job: RLJob) -> KubeObject | None:
@@ -66,17 +67,39 @@ def pool_policy(job: RLJob) -> KubeObject | None:
     if not job.spec.uses_pool or not job.spec.network_policy.enabled:
         return None
     engines = {"matchLabels": names.pool_labels(job) | {names.LABEL_ROLE: names.ENGINE}}
+    # On all ports, because collectives choose them freely.
+    ingress = [{"from": [{"podSelector": engines}]}]
+    return _policy(job, names.pool_policy_name(job), names.selector(job, "trainer"), ingress)
+
+
+def _policy(
+    owner: names.Owner, name: str, pods: dict[str, str], ingress: list[dict[str, Any]]
+) -> KubeObject:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": KIND,
-        "metadata": names.metadata(job, names.pool_policy_name(job)),
+        "metadata": names.metadata(owner, name),
         "spec": {
-            "podSelector": {"matchLabels": names.selector(job, "trainer")},
+            "podSelector": {"matchLabels": pods},
             "policyTypes": ["Ingress"],
-            # On all ports, because collectives choose them freely.
-            "ingress": [{"from": [{"podSelector": engines}]}],
+            "ingress": ingress,
         },
     }
+
+
+def _from_operator(namespace: str | None, *ports: str) -> list[dict[str, Any]]:
+    if namespace is None:
+        return []
+    peer = {
+        "namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: namespace}},
+        "podSelector": {"matchLabels": dict(OPERATOR_LABELS)},
+    }
+    return [{"from": [peer], "ports": [_tcp(port) for port in ports]}]
+
+
+def _from_prometheus(policy: NetworkPolicy, port: str) -> dict[str, Any]:
+    peers = policy.metrics_from or [{"namespaceSelector": {}}]
+    return {"from": list(peers), "ports": [_tcp(port)]}
 
 
 def _from_own_pods(job: RLJob) -> list[dict[str, Any]]:

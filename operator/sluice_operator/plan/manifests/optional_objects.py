@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sluice.api import RLJob
+from sluice.api import RLEnginePool, RLJob
 from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import Deletion, KubeObject, Observed
 from sluice_operator.plan.manifests import network
@@ -132,15 +132,28 @@ def disruption_budget(job: RLJob, replicas: int) -> KubeObject | None:
     """
     if not job.spec.pod_disruption_budget.enabled or replicas < 2:
         return None
+    # A number of pods, because `maxUnavailable` is counted against /scale, which knows engines and
+    # not pods.
+    pods = job.spec.rollout.nodes_per_replica
+    return _budget(job, names.rollout_budget_name(job), pods, names.selector(job, "rollout"))
+
+
+def pool_budget(pool: RLEnginePool) -> KubeObject | None:
+    """Return the budget that keeps one engine of a pool; None if there is only one engine."""
+    if pool.spec.replicas < 2:
+        return None
+    name, pods = names.pool_engine_name(pool.metadata.name), names.selector(pool, names.ENGINE)
+    return _budget(pool, name, 1, pods)
+
+
+def _budget(owner: names.Owner, name: str, available: int, pods: dict[str, str]) -> KubeObject:
     return {
         "apiVersion": "policy/v1",
         "kind": DISRUPTION_BUDGET,
-        "metadata": names.metadata(job, names.rollout_budget_name(job)),
+        "metadata": names.metadata(owner, name),
         "spec": {
-            # A number of pods, because `maxUnavailable` is counted against /scale, which knows
-            # engines and not pods.
-            "minAvailable": job.spec.rollout.nodes_per_replica,
-            "selector": {"matchLabels": names.selector(job, "rollout")},
+            "minAvailable": available,
+            "selector": {"matchLabels": pods},
             # An engine that is not ready (it loads its model, or fails again and again) does not
             # hold up a drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",

@@ -43,7 +43,7 @@ def placement(job: RLJob, gang: Gang) -> dict[str, Any]:
         return {}
     fields: dict[str, Any] = {"affinity": {"podAffinity": _affinity(job, gang)}}
     if gang.role == "rollout" and not resource_claims.shared(job):
-        fields["topologySpreadConstraints"] = [_spread(job)]
+        fields["topologySpreadConstraints"] = [spread(names.selector(job, "rollout"))]
     return fields
 
 
@@ -103,10 +103,11 @@ def _in_kueue(job: RLJob) -> bool:
     return job.spec.pod_group_policy is not None and job.spec.pod_group_policy.kueue is not None
 
 
-def _spread(job: RLJob) -> dict[str, Any]:
+def spread(labels: dict[str, str]) -> dict[str, Any]:
+    """Return the wish that pods with these labels are on different nodes."""
     return {
         "maxSkew": 1,
         "topologyKey": HOST,
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": names.selector(job, "rollout")},
+        "labelSelector": {"matchLabels": labels},
     }

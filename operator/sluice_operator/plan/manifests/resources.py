@@ -35,6 +35,7 @@ _JUDGES = 16
 _PROGRAM_BYTES = 256 << 20
 # A token of a sample under way, as Python holds its id, log-prob, mask and version.
 _TOKEN_BYTES = 256
+_PLUGIN_REQUESTS, _PLUGIN_LIMIT = {"cpu": "50m", "memory": "64Mi"}, "512Mi"
 _MEMBER_MIB = 2  # memory of the rendezvous for each member
 
 
@@ -44,22 +45,39 @@ def of_spec(resources: Resources) -> dict[str, Any]:
 
 
 def with_default_resources(job: RLJob, container: Container) -> Container:
-    """Return the container with default requests and a memory limit.
+    """Return the container of a job with default requests and a memory limit.
 
-    A resource that has a request or a limit gets no default request. Containers that a template
-    adds stay unchanged.
+    Containers that a template adds stay unchanged.
+    """
+    name = container["name"]
+    return _with_defaults(container, _requests(job, name), _limit(job, name))
+
+
+def with_pool_resources(gpus: int, container: Container) -> Container:
+    """Return the container of a pool with default requests and a memory limit.
+
+    gpus: those of an engine.
+    """
+    if container["name"] == "engine":
+        return _with_defaults(container, _engine_requests(gpus), _engine_limit(gpus))
+    if container["name"] == "plugin":
+        return _with_defaults(container, _PLUGIN_REQUESTS, _PLUGIN_LIMIT)
+    return container
+
+
+def _with_defaults(
+    container: Container, default: Mapping[str, str], limit: str | None
+) -> Container:
+    """Return the container with these requests and this memory limit.
+
+    A resource that has a request or a limit gets no default request.
     """
     resources = container.get("resources") or {}
     requests = resources.get("requests") or {}
     named = requests.keys() | (resources.get("limits") or {}).keys()
-    missing = {
-        name: amount
-        for name, amount in _requests(job, container["name"]).items()
-        if name not in named
-    }
+    missing = {name: amount for name, amount in default.items() if name not in named}
     if missing:
         container = container | {"resources": resources | {"requests": missing | requests}}
-    limit = _limit(job, container["name"])
     return container if limit is None else with_memory_limit(container, limit)
 
 
@@ -101,7 +119,7 @@ def _requests(job: RLJob, name: str) -> Mapping[str, str]:
     if name == "trainer":
         return _gpu(trainer.gpus_per_node) if trainer.gpus_per_node else _cpu(trainer.processes)
     if name == "engine":
-        return _gpu(engine) if engine else _cpu(1)
+        return _engine_requests(engine)
     if name == "worker":
         on_gpus = job.spec.on_gpu if job.spec.uses_pool else engine
         return {"cpu": "500m", "memory": "1Gi"} if on_gpus else {"cpu": "100m", "memory": "256Mi"}
@@ -110,10 +128,18 @@ def _requests(job: RLJob, name: str) -> Mapping[str, str]:
     return {
         "buffer": {"cpu": "100m"},
         "rows": {"cpu": "100m", "memory": str(job.spec.buffer.memory)},
-        "plugin": {"cpu": "50m", "memory": "64Mi"},
+        "plugin": _PLUGIN_REQUESTS,
         "rendezvous": {"cpu": "50m", "memory": "128Mi"},
         "openenv": {"cpu": "100m", "memory": "256Mi"},
     }.get(name, {})
+
+
+def _engine_requests(gpus: int) -> dict[str, str]:
+    return _gpu(gpus) if gpus else _cpu(1)
+
+
+def _engine_limit(gpus: int) -> str:
+    return f"{_GPU_LIMIT_GIB * gpus if gpus else _CPU_LIMIT_GIB}Gi"
 
 
 def _gpu(count: int) -> dict[str, str]:
@@ -131,14 +157,14 @@ def _limit(job: RLJob, name: str) -> str | None:
         gpus = trainer.gpus_per_node
         return f"{_GPU_LIMIT_GIB * gpus if gpus else _CPU_LIMIT_GIB * trainer.processes}Gi"
     if name == "engine":
-        return f"{_GPU_LIMIT_GIB * engine if engine else _CPU_LIMIT_GIB}Gi"
+        return _engine_limit(engine)
     if name == "worker":
         return f"{_WORKER_LIMIT_GIB + math.ceil(_worker_bytes(job) / 2**30)}Gi"
     members = trainer.nodes * trainer.processes + job.spec.replicas
     return {
         "buffer": str(job.spec.buffer.memory),
         "rows": str(job.spec.buffer.memory),
-        "plugin": "512Mi",
+        "plugin": _PLUGIN_LIMIT,
         "rendezvous": f"{1024 + _MEMBER_MIB * members}Mi",
         "openenv": EPISODE_LIMITS[names.EPISODE],
     }.get(name)

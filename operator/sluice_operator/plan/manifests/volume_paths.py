@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sluice.api import RLJob
+from sluice.api import ModelSource, RLJob
 from sluice.api.job import RLJobSpec
+from sluice.api.pool import PoolModel
 from sluice.api.schema.paths import VOLUMES, MarkedPath, rewritten, volume_of
 from sluice_operator.plan.facts import names
 
@@ -28,9 +29,13 @@ def spelled(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_path(job: RLJob) -> str:
-    """Return the path of the model in a pod."""
-    path = job.spec.model.path
-    return path if job.spec.model.volume is None else _mounted(path, names.MODEL_DIR)
+    """Return the path of a job's model in a pod."""
+    return path_of_model(job.spec.model)
+
+
+def path_of_model(model: ModelSource | PoolModel) -> str:
+    """Return the path of a model in a pod."""
+    return model.path if model.volume is None else _mounted(model.path, names.MODEL_DIR)
 
 
 def _in_volumes(spec: Mapping[str, Any], new: Callable[[str, str], str]) -> dict[str, Any]:

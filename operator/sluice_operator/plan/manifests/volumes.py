@@ -17,16 +17,12 @@ from sluice.engines.protocol import Plugin
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.manifests.volume_paths import DIRECTORIES
 
+SHARED_MEMORY: dict[str, Any] = {"emptyDir": {"medium": "Memory"}}
 _SERVERS = ("buffer", "rendezvous")
 
 
 def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
-    sources = _sources(job, role)
-    entries = [
-        {"name": name, **_shared(sources, name)}
-        for name in sources
-        if _holder(sources, name) == name
-    ]
+    entries = entries_of(_sources(job, role))
     if _has_engine(job, role) and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
         entries.append({"name": plugin.name, "emptyDir": {}})
     return [*entries, _tls(job, role)] if job.spec.tls.enabled else entries
@@ -35,7 +31,7 @@ def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
 def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
     return [
-        {"name": _holder(sources, name)} | mount
+        {"name": holder(sources, name)} | mount
         for name in sources
         for mount in _mounts(job, role, name)
     ]
@@ -86,7 +82,7 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     if job.spec.kernel_cache is not None:
         sources["cache"] = job.spec.kernel_cache.volume
     # NCCL and engines share memory between processes; the default of 64 MB is too small for either.
-    sources["dshm"] = {"emptyDir": {"medium": "Memory"}}
+    sources["dshm"] = SHARED_MEMORY
     # If weights travel over the disk, the trainer writes them to the run directory, and engines
     # read them at the same path.
     if role == "trainer" or job.spec.transport(one_machine=False) == "disk":
@@ -107,7 +103,16 @@ def _run_sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     return {"run": {"persistentVolumeClaim": {"claimName": names.checkpoint_name(job)}}}
 
 
-def _holder(sources: dict[str, dict[str, Any]], name: str) -> str:
+def entries_of(sources: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the volumes of a pod with these sources, each claim once."""
+    return [
+        {"name": name, **_shared(sources, name)}
+        for name in sources
+        if holder(sources, name) == name
+    ]
+
+
+def holder(sources: dict[str, dict[str, Any]], name: str) -> str:
     """Return the first volume with the same claim.
 
     It is used for all of them, because a kubelet waits for ever for a pod that names a claim twice.
