@@ -43,6 +43,10 @@ class PromptRefusedError(EngineError):
     """The engine will never take this prompt, which is too long, for example. No retry helps."""
 
 
+class WeightsLostError(EngineError):
+    """The engine has lost this job's weights. They come again once the worker has joined again."""
+
+
 class ScoringError(Exception):
     """A server could not score the given tokens.
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.engines import engine_of
+from sluice.engines.plugin_common import pool_credential
 from sluice.engines.protocol import UNKNOWN_VERSION, Client, EngineError
 from sluice.runtime import open_files, pod_env, user_code
 from sluice.runtime.pod_env import Environment
@@ -149,16 +150,19 @@ async def _completed(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> 
 async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None:
     """Join the rendezvous and run the worker."""
     env, spec, engine, encoder = parts.env, parts.spec, parts.engine, parts.encoder
+    server, in_pool = urlsplit(engine.url), pool_credential.VARIABLE in env.variables
     member = rendezvous_pb2.Member(
         role="rollout",
         name=env.name,
         attempt=env.attempt,
         index=env.index,
-        address=f"{env.advertise}:{urlsplit(engine.url).port}",
+        # An engine of a pool runs in another pod.
+        address=server.netloc if in_pool else f"{env.advertise}:{server.port}",
         world_size=engine.info.ranks,
         version=UNKNOWN_VERSION,
-        # The trainer counts the devices that it shares with its engines.
-        devices=0 if spec.trainer.colocate else max(spec.rollout.gpus_per_replica, 1),
+        # The trainer counts the devices that it shares with its engines; those of a pool are no
+        # job's.
+        devices=0 if spec.trainer.colocate or in_pool else max(spec.rollout.gpus_per_replica, 1),
         starting_seconds=metrics.PHASES.seconds()["starting"],
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from sluice.api.groups.rollout import EngineHealthPolicy
-from sluice.engines.protocol import Client, EngineError
+from sluice.engines.protocol import Client, EngineError, WeightsLostError
 
 AGAIN_SECONDS = 0.5
 
@@ -64,8 +64,11 @@ class EngineHealth:
     async def must_live(self, error: EngineError) -> None:
         """Raise EngineLostError unless the engine is healthy, after the error of a request.
 
-        Concurrent callers share one answer.
+        Concurrent callers share one answer. An engine of a pool that has been started again is
+        healthy, and has lost the job's adapter.
         """
+        if isinstance(error, WeightsLostError):
+            raise EngineLostError(f"engine {self.engine.url}: {error}", blames=False) from error
         if self._judgement is None or self._judgement.done():
             self._judgement = asyncio.create_task(self.judge())
         if reason := await asyncio.shield(self._judgement):

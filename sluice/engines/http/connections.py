@@ -8,20 +8,28 @@ again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 
+from sluice.engines.plugin_common import pool_credential
+
 # Idle connections are closed before the server closes them.
 KEEP_ALIVE_SECONDS = 2.0
 
 
 def session(**options: Any) -> aiohttp.ClientSession:
-    """Return a client session for engines. `options` are aiohttp.TCPConnector's."""
+    """Return a client session for engines. `options` are aiohttp.TCPConnector's.
+
+    Engines of a pool get the job's credential with each request.
+    """
+    credential = os.environ.get(pool_credential.VARIABLE)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS, **options)
+        connector=aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS, **options),
+        headers={"Authorization": f"Bearer {credential}"} if credential else None,
     )
 
 

@@ -11,6 +11,8 @@ library only.
 import hashlib
 import hmac
 
+# Variable of a worker or trainer with the credential of its job; unset if its engines are its own.
+VARIABLE = "SLUICE_POOL_CREDENTIAL"
 # Ends the tag in a name.
 TAG_END = "!"
 
@@ -45,9 +47,10 @@ def tag_of(name: str) -> str:
     return tag if ends else ""
 
 
-def credential_tag(text: str) -> str:
-    """Return the tag of a credential, whoever signed it."""
-    return text.rpartition(":")[0]
+def name_start(text: str) -> str:
+    """Return the tag of a credential as the start of names; empty without a credential."""
+    tag = text.rpartition(":")[0]
+    return tag + TAG_END if tag else ""
 
 
 def job_of(tag: str) -> str:

@@ -28,6 +28,7 @@ from sluice.engines.protocol import (
     Generation,
     PromptRefusedError,
     ServerInfo,
+    WeightsLostError,
 )
 from sluice.engines.sglang import request_batching
 from sluice.engines.sglang.request_batching import RequestBatcher
@@ -36,6 +37,8 @@ from sluice.samples.sample import Experts, WeightSpan, compact
 # Key of the plugin in an answer of SGLang before 0.5.21: a version for each token, None before any
 # update.
 _VERSIONS = "sluice_versions"
+# What the status of an answer says. 410 comes from an engine of a pool.
+_REFUSALS: dict[int, type[EngineError]] = {400: PromptRefusedError, 410: WeightsLostError}
 # Every server refuses this at once, except in a pause, when it looks at no request.
 _IMPOSSIBLE = {"input_ids": [0], "sampling_params": {"temperature": -1.0, "max_new_tokens": 1}}
 # SGLang 0.5.17 refuses a request that it has not begun in these words; for one that it has begun it
@@ -168,7 +171,7 @@ def refusal(status: int, text: str) -> Generation:
         message = text[:500]
     if _ABORTED.fullmatch(message):
         return Generation([], [], [], "abort", None)
-    kind = PromptRefusedError if status == 400 else EngineError
+    kind = _REFUSALS.get(status, EngineError)
     raise kind(f"engine answered {status}: {message}")
 
 

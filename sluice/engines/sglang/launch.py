@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.lora import ALL_LINEAR
+from sluice.api.pool import RLEnginePoolSpec
 from sluice.engines import arguments
 from sluice.engines.protocol import Plugin, ServerPlacement
 from sluice.runtime import kernel_cache
@@ -55,8 +57,8 @@ _PREFILL_VARIABLE = "SLUICE_PREFILL_PASSES"
 _PREFILL_PASSES = 8
 # Arguments by which a user says what prompts wait for.
 _PREFILL_ARGS = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
-# Read by the plugin: the largest rank of an adapter, how many versions of one are held, and whether
-# several jobs use the engine.
+# Read by the plugin: the largest rank of an adapter, how many versions of one are held and, in a
+# pool, how many jobs may use the engine.
 _ADAPTER_VARIABLE = "SLUICE_LORA"
 # Read by the plugin and the launch script: compute as the trainer does.
 _DETERMINISTIC = "SLUICE_DETERMINISTIC"
@@ -109,8 +111,10 @@ class Launch:
         adapter = _adapter(spec)
         if rollout.gpus_per_replica:
             deterministic = {_DETERMINISTIC: "1"} if spec.trainer.deterministic else {}
-            graphs, batching = _graphs(spec), _prefill_batching(spec)
-            return _ENV | UNDECIDED | graphs | batching | deterministic | adapter
+            scheduling = {}
+            if spec.weight_sync.engine_plugin:
+                scheduling = _scheduling(rollout.engine_args, rollout.concurrency)
+            return _ENV | UNDECIDED | scheduling | deterministic | adapter
         several = rollout.nodes_per_replica > 1
         return (
             _ENV
@@ -134,14 +138,7 @@ class Launch:
         Weights are not read from disk if the trainer sends them.
         """
         rollout, chosen = spec.rollout, normalized(spec.rollout.engine_args)
-        args: dict[str, Any] = {
-            "model-path": place.model,
-            "host": place.bind,
-            "port": place.port,
-            "tp-size": max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica,
-            "enable-metrics": True,
-            "log-level-http": "warning",  # else a line for each request and each probe
-        }
+        args = _server_args(place, max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica)
         if arguments.brought_by_trainer(spec):
             args["load-format"] = "dummy"
         if spec.model.trust_remote_code:
@@ -167,18 +164,59 @@ class Launch:
             }
         return render_args(args | chosen)
 
+    # --- engines of a pool, which always have the plugin
 
-def _graphs(spec: RLJobSpec) -> dict[str, str]:
-    """Return the variable for CUDA graphs of as many requests as the worker keeps open.
+    def pool_plugin(self) -> Plugin:
+        return _PLUGIN
 
-    SGLang's limit depends on the GPU's memory, and larger batches run kernel by kernel. Empty if
-    the user says how many graphs there are.
+    def pool_command(self) -> list[str]:
+        return _COMMAND_WITH_PLUGIN
+
+    def pool_env(self, spec: RLEnginePoolSpec) -> dict[str, str]:
+        """Return variables of a pool's server, but for the pool's key."""
+        settings = {"rank": spec.max_rank, "versions": 1, "jobs": spec.max_adapters}
+        on_gpu = UNDECIDED | _scheduling(spec.engine_args, _MOST_GRAPHED)
+        device = on_gpu if spec.gpus_per_replica else _CPU_ENV
+        return _ENV | device | {_ADAPTER_VARIABLE: json.dumps(settings)}
+
+    def pool_args(self, spec: RLEnginePoolSpec, place: ServerPlacement) -> list[str]:
+        """Return the arguments of a pool's server: sluice's, overridden by spec.engineArgs."""
+        on_cpu = spec.gpus_per_replica == 0
+        args = _server_args(place, max(spec.gpus_per_replica, 1)) | _lora_args(
+            spec.max_rank, spec.target_modules, spec.max_adapters, on_cpu=on_cpu
+        )
+        if spec.model.trust_remote_code:
+            args["trust-remote-code"] = True
+        if spec.model.fp32_lm_head:
+            args["enable-fp32-lm-head"] = True
+        return render_args(args | (_CPU_ARGS if on_cpu else {}) | normalized(spec.engine_args))
+
+
+def _server_args(place: ServerPlacement, ranks: int) -> dict[str, Any]:
+    return {
+        "model-path": place.model,
+        "host": place.bind,
+        "port": place.port,
+        "tp-size": ranks,
+        "enable-metrics": True,
+        "log-level-http": "warning",  # else a line for each request and each probe
+    }
+
+
+def _scheduling(engine_args: Mapping[str, Any], concurrency: int) -> dict[str, str]:
+    """Return variables of the plugin for graphs and prompts, unless the user says how.
+
+    There are CUDA graphs of as many requests as workers keep open: SGLang's limit depends on the
+    GPU's memory, and larger batches run kernel by kernel. Prompts wait for each other
+    (sluice_sglang/prefill_batching.py).
     """
-    args = normalized(spec.rollout.engine_args)
-    if not spec.weight_sync.engine_plugin or not _GRAPH_ARGS.isdisjoint(args):
-        return {}
-    requests = max(spec.rollout.concurrency // int(args.get("dp-size", 1)), 1)
-    return {_GRAPHS_VARIABLE: str(min(requests, _MOST_GRAPHED))}
+    args, variables = normalized(engine_args), dict[str, str]()
+    if _GRAPH_ARGS.isdisjoint(args):
+        requests = max(concurrency // int(args.get("dp-size", 1)), 1)
+        variables[_GRAPHS_VARIABLE] = str(min(requests, _MOST_GRAPHED))
+    if _PREFILL_ARGS.isdisjoint(args):
+        variables[_PREFILL_VARIABLE] = str(_PREFILL_PASSES)
+    return variables
 
 
 def _adapter(spec: RLJobSpec) -> dict[str, str]:
@@ -201,27 +239,21 @@ def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:
     assert lora is not None
     layers = [name for name in lora.target_modules if name not in lora.exclude_modules]
     on_cpu = spec.rollout.gpus_per_replica == 0
+    return _lora_args(lora.rank, layers, max(_versions(spec), 1), on_cpu=on_cpu)
+
+
+def _lora_args(rank: int, layers: list[str], adapters: int, *, on_cpu: bool) -> dict[str, Any]:
+    """Return the arguments for adapters: the largest rank, their layers, how many in a batch."""
     return {
         "enable-lora": True,
-        "max-lora-rank": lora.rank,
-        "lora-target-modules": ["all"] if ALL_LINEAR in lora.target_modules else layers,
+        "max-lora-rank": rank,
+        "lora-target-modules": ["all"] if ALL_LINEAR in layers else layers,
         # Another one is for requests without adapter, such as those of SGLang's start.
-        "max-loras-per-batch": max(_versions(spec), 1) + 1,
+        "max-loras-per-batch": adapters + 1,
     } | ({"lora-backend": "torch_native"} if on_cpu else {})
 
 
-def _prefill_batching(spec: RLJobSpec) -> dict[str, str]:
-    """Return the variable that makes prompts wait for each other, unless the user says how.
-
-    See sluice_sglang/prefill_batching.py.
-    """
-    chosen = not _PREFILL_ARGS.isdisjoint(normalized(spec.rollout.engine_args))
-    if chosen or not spec.weight_sync.engine_plugin:
-        return {}
-    return {_PREFILL_VARIABLE: str(_PREFILL_PASSES)}
-
-
-def normalized(args: dict[str, Any]) -> dict[str, Any]:
+def normalized(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments by one spelling and name each, such as `tp-size` for `tp`."""
     return arguments.normalized(args, _ALIASES)
 

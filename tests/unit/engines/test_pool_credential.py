@@ -7,8 +7,8 @@ import pytest
 from sluice.engines.plugin_common.pool_credential import (
     TAG_END,
     credential,
-    credential_tag,
     job_of,
+    name_start,
     tag_of,
     verified_tag,
     weight_of,
@@ -20,9 +20,10 @@ KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 def test_a_credential_says_who_calls() -> None:
     text = credential(KEY, "team/math", 3)
     tag = verified_tag(KEY, text)
-    assert tag == credential_tag(text) == "team/math:3"
+    assert tag == "team/math:3"
     assert (job_of(tag), weight_of(tag)) == ("team/math", 3)
     assert tag_of(f"{tag}{TAG_END}request-1") == tag
+    assert tag_of(f"{name_start(text)}request-1") == tag
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,4 @@ def test_a_forged_credential_is_nobodys(text: str) -> None:
 def test_a_name_without_a_tag_is_nobodys() -> None:
     assert tag_of("request-1") == ""
     assert weight_of("") == 1
+    assert name_start("") == ""

@@ -124,7 +124,9 @@ class Collective(Transport):
     in_session = True
     in_turn = True
 
-    def __init__(self, backend: str, host: str, timeout: float, source: str) -> None:
+    def __init__(
+        self, backend: str, host: str, timeout: float, source: str, *, tag: str = ""
+    ) -> None:
         """Create a transport without communicators.
 
         Parameters
@@ -138,8 +140,11 @@ class Collective(Transport):
         source
             Name and attempt of the sender; part of the groups' names, because an engine remembers
             the names of groups whose sender has died.
+        tag
+            Start of the groups' names in engines of a pool, which tells whose they are.
 
         """
+        self._tag = tag
         self.source = source
         self.backend = backend
         self.host = host
@@ -153,7 +158,8 @@ class Collective(Transport):
         if existing and existing.generation == peer.generation:
             return
         self.abandon(peer.name)
-        name = f"sluice-{peer.name}-{peer.attempt}-{peer.generation}-{self.source}"
+        source = f"{peer.attempt}-{peer.generation}-{self.source}"
+        name = f"sluice-{self._tag}{peer.name}-{source}"
         name += f"-{next(self._numbers)}"
         size = 1 + peer.world_size
         listening = store.listener(self.host)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
+from sluice.engines.plugin_common import pool_credential
 from sluice.engines.protocol import Layout, StackName
 from sluice.runtime.pod_env import Environment
 from sluice.telemetry import logs
@@ -104,6 +105,7 @@ class UpdateSession:
             self._env.advertise,
             sync.timeout_seconds,
             f"{self._env.name}-{self._env.attempt}-{self._rank}",
+            tag=pool_credential.name_start(self._env.variables.get(pool_credential.VARIABLE, "")),
         )
         if sync.fan_out == "direct":
             return direct

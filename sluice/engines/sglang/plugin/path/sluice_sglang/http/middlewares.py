@@ -3,10 +3,12 @@
 import json
 import logging
 import multiprocessing
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..weights import pipelined_receive, receive
+from ..weights import adapter, pipelined_receive, receive
+from . import pool_jobs
 from .attempt_fence import Fence, Receive, Scope
 from .control_priority import ControlPriority, RequestQueue
 from .ordered_buckets import OrderedBuckets
@@ -18,10 +20,13 @@ log = logging.getLogger(__name__)
 def register() -> None:
     if multiprocessing.parent_process() is not None:  # HTTP is served by the first process
         return
+    chosen = adapter.settings() or {}
     try:
         from sglang.srt.entrypoints.http_server import app, generate_request, get_global_state
         from sglang.srt.managers.io_struct import GenerateReqInput
     except ImportError as error:
+        if chosen.get("jobs"):  # the jobs of a pool would not be kept apart
+            raise
         log.warning(
             "this SGLang serves HTTP in an unknown way, so it does not refuse a trainer that was "
             "replaced: %s",
@@ -35,7 +40,15 @@ def register() -> None:
     app.add_middleware(
         RequestBatching, queue=queue, generate=_by(generate_request, GenerateReqInput)
     )
-    if receive.updater_hooks():
+    if most := chosen.get("jobs", 0):
+        # Last, so that it is the first to see a request.
+        pool_jobs.register(
+            app,
+            os.environ["SLUICE_POOL_KEY"],
+            most,
+            lambda: get_global_state().tokenizer_manager,
+        )
+    elif receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
         pipelined_receive.register()
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from .. import fair_shares
+from ..fair_shares import FairShares
 from ..pool_credential import job_of, tag_of
 from .adapter_store import AdapterStore
 from .transfer import GROUP_PREFIX
@@ -38,7 +40,7 @@ def settings() -> dict[str, Any] | None:
     """Return how this engine serves adapters; None if it serves none.
 
     rank: largest rank of an adapter. versions: number of versions that are held at least; 0: an
-    update changes the only one. pool: whether several jobs use the engine.
+    update changes the only one. jobs: number of jobs that may use the engine, if it is of a pool.
     """
     text = os.environ.get("SLUICE_LORA")
     return json.loads(text) if text else None
@@ -50,7 +52,8 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    adapters = Adapters(AdapterStore(**chosen))
+    jobs = chosen.pop("jobs", 0)
+    adapters = Adapters(AdapterStore(**chosen, pool=jobs > 0))
     HookRegistry.register(f"{MANAGER}.init_lora_shapes", linear_layers_only, HookType.AFTER)
     HookRegistry.register(f"{RUNNER}.init_lora_manager", adapters.attach, HookType.AFTER)
     HookRegistry.register(f"{SCHEDULER}.handle_generate_request", adapters.use, HookType.BEFORE)
@@ -60,6 +63,9 @@ def register() -> None:
     if adapters.store.versions:
         HookRegistry.register(f"{REQUEST}.__init__", pin_version)
         HookRegistry.register(f"{TOKENIZER}.__init__", without_lock)
+    if jobs:
+        HookRegistry.register(f"{SCHEDULER}.unload_lora_adapter", adapters.forget, HookType.AROUND)
+        HookRegistry.register(f"{fair_shares.POLICY}.calc_priority", adapters.shares.order)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         allow_unpinned_memory()
 
@@ -102,11 +108,14 @@ class Adapters:
 
     def __init__(self, store: AdapterStore) -> None:
         self.store = store
+        self.shares = FairShares()
         # Whose update is being received.
         self._job = ""
 
     def attach(self, _: Any, runner: Any) -> None:
         """Take adapters from `load_weights`."""
+        if self.store.pool and runner.tp_rank == 0:
+            self.shares.account = fair_shares.exported()
         self.store.attach(runner.lora_manager)
         runner.model.load_weights = self.loader(runner.model.load_weights)
 
@@ -144,6 +153,11 @@ class Adapters:
             except ValueError as error:
                 result.success, result.message = False, str(error)
         return result
+
+    def forget(self, original: Any, scheduler: Any, request: Any) -> Any:
+        """Drop the adapter of a job that has ended (pool_jobs.py)."""
+        self.store.forget(request.lora_id, scheduler)
+        return self.store.manager.create_lora_update_result(success=True)
 
 
 def receive(updater: Any, request: Any) -> Any:

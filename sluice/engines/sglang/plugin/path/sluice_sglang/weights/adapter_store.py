@@ -132,11 +132,14 @@ class AdapterStore:
             tell_once("each version of an adapter is held until no request uses it")
             self._drop_unused(adapter, scheduler)
 
-    def forget(self, job: str) -> None:
-        """Free the memory of a job that has ended."""
-        adapter = self.jobs.pop(job, None)
-        for name in adapter.held if adapter else ():
+    def forget(self, job: str, scheduler: Any) -> None:
+        """Free the memory of a job that has ended, unless requests use it."""
+        adapter = self.jobs.get(job)
+        if adapter is None or names_in_use(scheduler) & set(adapter.held):
+            return
+        for name in adapter.held:
             self._remove(name)
+        del self.jobs[job]
 
     def _check(self, bucket: Tensors) -> None:
         """Raise ValueError unless the engine has memory for such tensors.

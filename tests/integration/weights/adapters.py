@@ -1,0 +1,68 @@
+"""Random adapters, sent in several buckets, and checkpoints that have them merged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING
+from sluice.engines.sglang.layout import Layout
+from sluice_trainer.lora.merging import merge_adapter
+from sluice_trainer.model import safetensors_file
+from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.outcome import UpdateOutcome
+from sluice_trainer.weights.sender import WeightSender
+from tests.integration.engines import tensors
+from tests.integration.weights.tools import Tensors, begin
+
+RANK, ALPHA = 4, 32
+BUCKET = 10_000  # bytes: a layer's part of the adapter
+ALL_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION = ALL_LAYERS[:4]
+
+
+def adapter(
+    base: Path, seed: int, layers: tuple[str, ...] = ALL_LAYERS, rank: int = RANK
+) -> Tensors:
+    """Return a random adapter of these layers, by PEFT's names, in the order of a trainer."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [(ADAPTER_SCALING, torch.tensor([ALPHA / rank]))]
+    for name, weight in tensors(base):
+        layer = name.removesuffix(".weight")
+        if layer.rpartition(".")[2] not in layers:
+            continue
+        outputs, inputs = weight.shape
+        for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+            tensor = torch.randn(shape, generator=generator) * 0.1
+            drawn.append((f"{ADAPTER_PREFIX}{layer}.lora_{side}.weight", tensor.to(weight.dtype)))
+    return sorted(drawn, key=lambda named: named[0])
+
+
+async def publish_adapter(sender: WeightSender, version: int, adapter: Tensors) -> UpdateOutcome:
+    """Send an adapter in several buckets."""
+    await begin(sender, version, joiners_only=False)
+    return await send_adapter(sender, adapter)
+
+
+async def send_adapter(sender: WeightSender, adapter: Tensors) -> UpdateOutcome:
+    sent = [*buckets(adapter, BUCKET, Layout())]
+    assert len(sent) > 1
+    for bucket in sent:
+        await sender.send(bucket)
+    return await sender.finish()
+
+
+def merged(base: Path, adapter: Tensors, directory: Path, rank: int = RANK) -> Path:
+    """Write the checkpoint of `base` with the adapter added, as `sluice convert` does."""
+    files = directory / "adapter"
+    files.mkdir(parents=True)
+    tensors = {name: tensor for name, tensor in adapter if name != ADAPTER_SCALING}
+    safetensors_file.save(tensors, files / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": ALPHA}
+    (files / "adapter_config.json").write_text(json.dumps(config))
+    merge_adapter(files, base, directory / "merged")
+    shutil.rmtree(files)
+    return directory / "merged"

@@ -1,0 +1,259 @@
+"""Several jobs share one SGLang: each has its adapter, and reaches nothing of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from sluice.api import WeightSync
+from sluice.engines.plugin_common import pool_credential
+from sluice.engines.protocol import EngineError, WeightsLostError
+from sluice.engines.sglang.client import Client
+from sluice.wire.membership import Membership
+from sluice_trainer.weights.collective import Collective
+from sluice_trainer.weights.outcome import UpdateOutcome
+from sluice_trainer.weights.sender import WeightSender
+from tests.integration.engines import (
+    Sglang,
+    backend,
+    distance,
+    gpus,
+    log_probs,
+    save_model,
+    tolerance,
+)
+from tests.integration.rendezvous_server import Rendezvous, engine_member
+from tests.integration.weights import tools
+from tests.integration.weights.adapters import ATTENTION, RANK, adapter, merged, publish_adapter
+from tests.integration.weights.conftest import PATIENCE
+from tests.integration.weights.tools import PROMPT, SGLANG, Tensors
+
+KEY = "5a" * 32
+JOBS = 3
+SAMPLING = {"max_new_tokens": 12, "ignore_eos": True}
+
+
+@dataclass
+class PoolJob:
+    """A job's trainer and worker, as far as an engine of a pool sees them."""
+
+    name: str
+    server: Sglang
+    sender: WeightSender
+    client: Client
+
+    async def publish(self, version: int, tensors: Tensors) -> UpdateOutcome:
+        return await publish_adapter(self.sender, version, tensors)
+
+    async def status(self, path: str, body: dict[str, Any]) -> int:
+        """Return the engine's answer to a call with this job's credential."""
+        async with self.client.session.post(self.server.url + path, json=body) as answer:
+            return answer.status
+
+    async def computes_as(self, model: Path, version: int) -> bool:
+        """Return True if the job's requests use these weights, and say so."""
+        generation = await self.client.generate(f"{self.name}-{version}", PROMPT, SAMPLING)
+        assert [span.version for span in generation.spans] == [version], generation
+        expected = log_probs(model, PROMPT + generation.tokens, len(generation.tokens))
+        return distance(generation.log_probs, expected) < tolerance()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("base") / "model", 1)
+
+
+@pytest.fixture
+def server(base: Path, tmp_path: Path) -> Iterator[Sglang]:
+    with tools.serving(
+        base,
+        tmp_path / "log",
+        *("--enable-lora", "--max-lora-rank", str(RANK), "--lora-target-modules", "all"),
+        *("--max-loras-per-batch", str(JOBS + 1)),
+        *("--enable-metrics", "--max-running-requests", "8"),
+        *([] if gpus() else ["--lora-backend", "torch_native"]),
+        SLUICE_LORA=json.dumps({"rank": RANK, "versions": 1, "jobs": JOBS}),
+        SLUICE_POOL_KEY=KEY,
+    ) as server:
+        yield server
+
+
+@asynccontextmanager
+async def joined(
+    server: Sglang, name: str, monkeypatch: pytest.MonkeyPatch, *, weight: int = 1
+) -> AsyncIterator[PoolJob]:
+    """Let a job join the engine, with a rendezvous of its own."""
+    credential = pool_credential.credential(KEY, name, weight)
+    settings = WeightSync.model_validate(
+        {"transport": backend(), "pauseMode": "versions", "timeoutSeconds": PATIENCE}
+    )
+    async with Rendezvous(member_timeout=PATIENCE) as rendezvous:
+        member = engine_member("rollout-0", server.address)
+        membership = Membership(rendezvous.address, lambda: member)
+        transport = Collective(
+            backend(),
+            "127.0.0.1",
+            PATIENCE,
+            "trainer-0-1-0",
+            tag=pool_credential.name_start(credential),
+        )
+        sender = WeightSender(rendezvous.stub, ("trainer-0", 1), settings, transport, SGLANG)
+        with monkeypatch.context() as environment:
+            environment.setenv(pool_credential.VARIABLE, credential)
+            sender._http = SGLANG.session()
+            client = Client(server.url)
+            await client.__aenter__()
+        async with membership:
+            await membership.connected.wait()
+            await client.wait_ready(30.0)
+            try:
+                yield PoolJob(name, server, sender, client)
+            finally:
+                await client.__aexit__()
+                await sender.close()
+
+
+async def test_each_job_has_its_adapter(
+    server: Sglang,
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Jobs of different ranks and layers update in turn and at the same time."""
+    async with (
+        joined(server, "team/math", monkeypatch) as math,
+        joined(server, "team/code", monkeypatch) as code,
+    ):
+        with pytest.raises(WeightsLostError, match="team/code has no adapter in this engine"):
+            await code.client.generate("early", PROMPT, SAMPLING)
+        of_math, of_code = adapter(base, 1), adapter(base, 2, ATTENTION, 2)
+        first = merged(base, of_math, tmp_path / "math-1")
+        await math.publish(1, of_math)
+        assert await math.computes_as(first, 1)
+        await code.publish(7, of_code)
+        assert await code.computes_as(merged(base, of_code, tmp_path / "code-7", 2), 7)
+        assert await math.computes_as(first, 1), "an update of another job changes nothing"
+        newer, other = adapter(base, 3), adapter(base, 4, ATTENTION, 2)
+        outcomes = await asyncio.gather(math.publish(2, newer), code.publish(8, other))
+        assert all(outcome.engines == ("rollout-0",) for outcome in outcomes), outcomes
+        models = [
+            merged(base, newer, tmp_path / "math-2"),
+            merged(base, other, tmp_path / "code-8", 2),
+        ]
+        for _ in range(3):
+            assert all(
+                await asyncio.gather(math.computes_as(models[0], 2), code.computes_as(models[1], 8))
+            )
+
+
+async def test_a_job_reaches_nothing_of_another(
+    server: Sglang, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its requests, its communicator or its version, and nothing that all jobs share."""
+    async with (
+        joined(server, "team/math", monkeypatch) as math,
+        joined(server, "team/code", monkeypatch) as code,
+    ):
+        of_math = adapter(base, 1)
+        await math.publish(1, of_math)
+        await code.publish(1, adapter(base, 2))
+        long = {"max_new_tokens": 300, "ignore_eos": True}
+        running = [
+            asyncio.create_task(job.client.generate("same-name", PROMPT, long))
+            for job in (math, code)
+        ]
+        await asyncio.sleep(0.3)
+        await code.client.abort()
+        generations = await asyncio.gather(*running)
+        assert [generation.finish for generation in generations] == ["length", "abort"]
+        for path, status in (
+            ("/flush_cache", 403),
+            ("/pause_generation", 403),
+            ("/update_weights_from_disk", 403),
+            ("/release_memory_occupation", 403),
+            ("/unload_lora_adapter", 403),
+            ("/v1/chat/completions", 403),
+        ):
+            assert await code.status(path, {}) == status, path
+        of_another = {"group_name": "sluice-team/math:1!rollout-0", "names": [], "dtypes": []}
+        body = of_another | {"shapes": [], "weight_version": "9"}
+        assert await code.status("/update_weights_from_distributed", body) == 403
+        assert await code.status("/update_weight_version", {"new_version": "resting"}) == 200
+        assert await math.computes_as(merged(base, of_math, tmp_path / "1"), 1)
+
+
+@pytest.mark.parametrize("credential", ["", "team/math:1:00", f"team/math:1:{'0' * 64}"])
+async def test_a_stranger_is_refused(server: Sglang, credential: str) -> None:
+    headers = {"Authorization": f"Bearer {credential}"} if credential else {}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for path, status in (("/generate", 401), ("/server_info", 401), ("/health", 200)):
+            method = "POST" if path == "/generate" else "GET"
+            async with session.request(method, server.url + path, json={}) as answer:
+                assert answer.status == status, path
+
+
+async def test_an_adapter_that_does_not_fit_harms_its_job_only(
+    server: Sglang, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = save_model(tmp_path / "wide", 1, hidden_size=128)
+    async with (
+        joined(server, "team/math", monkeypatch) as math,
+        joined(server, "team/code", monkeypatch) as code,
+    ):
+        tensors = adapter(base, 1)
+        await math.publish(1, tensors)
+        for unfit, reason in (
+            (adapter(base, 2, rank=RANK * 2), f"rank {RANK * 2}, and this engine was started for"),
+            (adapter(wide, 2), "the adapter does not fit the engine's model: "),
+        ):
+            outcome = await code.publish(1, unfit)
+            assert reason in outcome.refused["rollout-0"], outcome
+        assert await math.computes_as(merged(base, tensors, tmp_path / "1"), 1)
+
+
+async def test_a_pool_has_room_for_so_many_jobs(
+    server: Sglang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        for number in range(JOBS):
+            await stack.enter_async_context(joined(server, f"team/job-{number}", monkeypatch))
+        with pytest.raises(EngineError, match="429"):
+            await stack.enter_async_context(joined(server, "team/one-more", monkeypatch))
+
+
+async def test_a_burst_of_one_job_does_not_starve_another(
+    server: Sglang, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that comes after 60 others is answered among the first."""
+    async with (
+        joined(server, "team/many", monkeypatch) as many,
+        joined(server, "team/few", monkeypatch) as few,
+    ):
+        await many.publish(1, adapter(base, 1))
+        await few.publish(1, adapter(base, 2))
+        ended: list[str] = []
+
+        async def ask(job: PoolJob, rid: str) -> None:
+            await job.client.generate(rid, PROMPT, {"max_new_tokens": 40, "ignore_eos": True})
+            ended.append(rid)
+
+        asking = [asyncio.create_task(ask(many, f"many-{number}")) for number in range(60)]
+        await asyncio.sleep(0.5)
+        asking.append(asyncio.create_task(ask(few, "few")))
+        await asyncio.gather(*asking)
+        assert ended.index("few") < 30, ended
+        async with aiohttp.ClientSession() as session, session.get(server.url + "/metrics") as got:
+            metrics = await got.text()
+    counted = dict(
+        re.findall(r'sluice_pool_tokens_total\{job="([^"]*)",kind="generated"\} ([0-9.]+)', metrics)
+    )
+    assert float(counted["team/many"]) > 10 * float(counted["team/few"]) > 0, metrics[-2000:]
