@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from sluice.api import KIND, RLJob, manifest
-from sluice.api.job import RLJobSpec
+from sluice.api import KIND, Model, RLEnginePool, RLEnginePoolSpec, RLJob, RLJobSpec, manifest
 from sluice.api.schema.paths import MarkedPath, command_word, rewritten, volume_of
 
 
@@ -15,8 +15,19 @@ def resolve(job: RLJob, base: Path) -> RLJob:
     Paths inside volumes, and functions named by their package, stay as they are.
     """
     document = manifest(job)
-    spec = document["spec"]
+    document["spec"] = _absolute(RLJobSpec, document["spec"], base)
+    document["kind"] = KIND
+    return RLJob.model_validate(document)
 
+
+def resolve_pool(pool: RLEnginePool, base: Path) -> RLEnginePool:
+    """Return the pool with paths relative to `base`, the manifest's directory, made absolute."""
+    document = manifest(pool)
+    document["spec"] = _absolute(RLEnginePoolSpec, document["spec"], base)
+    return RLEnginePool.model_validate(document)
+
+
+def _absolute(model: type[Model], spec: dict[str, Any], base: Path) -> dict[str, Any]:
     def absolute(path: MarkedPath) -> str:
         if path.kind == "word":
             return command_word(path.value, base)
@@ -25,6 +36,4 @@ def resolve(job: RLJob, base: Path) -> RLJob:
         )
         return path.value if in_pod else str((base / Path(path.value).expanduser()).resolve())
 
-    document["spec"] = rewritten(RLJobSpec, spec, absolute)
-    document["kind"] = KIND
-    return RLJob.model_validate(document)
+    return rewritten(model, spec, absolute)

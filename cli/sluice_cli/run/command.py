@@ -32,7 +32,7 @@ from sluice_client.resolve import resolve
 from sluice_client.resume_changes import LENGTH_FIELDS, change_notes
 from sluice_client.run_dir import locked, prepare
 from sluice_client.runs import RUNS
-from sluice_operator.cluster.local import gpus, run_state
+from sluice_operator.cluster.local import gpus, pools, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress
 from sluice_operator.plan.facts import names
@@ -95,13 +95,14 @@ def run_local(
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
     file_checks.check_contents(job, rows=CHECKED_ROWS).raise_problems()
+    check_pool(job)
     check_gpus(job)
     if problem := footprint.shortage(job):
         raise ManifestError(problem)
     check_engine(job)
     images.check(job, containers)
     directory = (run_dir or RUNS / job.metadata.name).resolve()
-    with run_dir_errors(directory), locked(directory) as lock:
+    with run_dir_errors(directory), locked(directory) as lock, pools.membership(job):
         prepared = prepare(directory, job, fresh=fresh)
         longer = any(change.path in LENGTH_FIELDS for change in prepared.changed)
         notes = [*change_notes(prepared.changed, job), *images.notes(job, containers)]
@@ -154,6 +155,13 @@ def view_of(console: Console, job: RLJob, directory: Path, *, plain: bool) -> Vi
         console.print(f"run: {directory}", markup=False, highlight=False, soft_wrap=True)
         return PlainView(console)
     return LiveView(console, job, directory)
+
+
+def check_pool(job: RLJob) -> None:
+    """Raise ManifestError if the job names a pool that does not run here or does not fit."""
+    pool = pools.facts(job)
+    if pool and pool.problem:
+        raise ManifestError(pool.problem)
 
 
 def check_gpus(job: RLJob) -> None:

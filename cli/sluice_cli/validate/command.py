@@ -14,6 +14,7 @@ from sluice_cli.output import Format, written
 from sluice_cli.validate import file_checks, footprint
 from sluice_cli.validate.missing_files import check_files
 from sluice_client.resolve import resolve
+from sluice_operator.cluster.local import pools
 
 if TYPE_CHECKING:
     from sluice_cli.validate.deep_checks import Trial
@@ -102,7 +103,7 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
 
     """
     job = load_job(path, overrides)
-    validation = Validation(path, job, notes=_learning_rate_notes(job))
+    validation = Validation(path, job, notes=_learning_rate_notes(job) + _pool_notes(job))
     spec = job.spec
     if spec.model.volume is not None or spec.data.volume is not None:
         validation.notes.append("files in volumes of a cluster were not checked")
@@ -111,7 +112,7 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
     check_files(resolved)
     findings = file_checks.check_contents(resolved, run_code=True)
     validation.problems, validation.notes = findings.problems, validation.notes + findings.notes
-    if problem := footprint.shortage(resolved):
+    if problem := _refusal(resolved):
         validation.notes.append(f"sluice run would refuse this job on this machine: {problem}")
     if deep and not findings.problems:
         from sluice_cli.validate import deep_checks
@@ -135,6 +136,24 @@ def _learning_rate_notes(job: RLJob) -> list[str]:
     ]
 
 
+def _pool_notes(job: RLJob) -> list[str]:
+    """Return a note about the pool that a job needs."""
+    pool = job.spec.rollout.pool
+    if pool is None:
+        return []
+    return [
+        f"spec.rollout.pool: the engines are those of the RLEnginePool {pool}: it has to exist in "
+        f"the namespace {job.metadata.namespace} of the cluster, or run on this machine for sluice "
+        "run"
+    ]
+
+
+def _refusal(job: RLJob) -> str:
+    """Return why this machine cannot run a resolved job; empty if it may."""
+    pool = pools.facts(job)
+    return footprint.shortage(job) or (pool.problem if pool else "")
+
+
 def _facts(job: RLJob) -> dict[str, Any]:
     spec = job.spec
     return {
@@ -146,15 +165,18 @@ def _facts(job: RLJob) -> dict[str, Any]:
         "batchSize": spec.rollout.batch_size,
         "samplesPerPrompt": spec.samples_per_prompt,
         "trainerRanks": spec.trainer.world_size,
-        "engines": spec.replicas,
+        "engines": spec.own_engines,
+        "pool": spec.rollout.pool,
     }
 
 
 def _summary(path: Path, job: RLJob) -> str:
     facts = _facts(job)
     length = f"{facts['steps']} steps" if facts["steps"] else f"{facts['epochs']} epochs"
+    pool = facts["pool"]
+    engines = f"engines of the pool {pool}" if pool else f"{facts['engines']} engine(s)"
     return (
         f"{path}: RLJob {job.key} is valid: {facts['method']}, {length} of {facts['batchSize']} x "
         f"{facts['samplesPerPrompt']} samples, {facts['trainerRanks']} trainer rank(s), "
-        f"{facts['engines']} engine(s)"
+        f"{engines}"
     )

@@ -74,7 +74,10 @@ def shortage_on(spec: RLJobSpec, count: int, machine: MachineMemory) -> str:
 
 
 def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
-    """Return the least memory that a job with a model of `count` parameters takes."""
+    """Return the least memory that a job with a model of `count` parameters takes.
+
+    Engines of a pool are not the job's.
+    """
     trainer, rollout = spec.trainer, spec.rollout
     host = trainer_gpu = engine_gpu = 0
     if not spec.debug.rollout_only:
@@ -91,7 +94,7 @@ def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
             fraction = trainer.cpu_offload_fraction or 1.0
             host = int(state * fraction) if trainer.cpu_offload == "optimizer" else 0
             trainer_gpu = (state - host + gradients) // trainer.world_size
-    engines = spec.replicas
+    engines = spec.own_engines
     # Engines hold bf16 weights on GPUs, and compute in fp32 on a CPU.
     if engines and rollout.gpus_per_replica:
         engine_gpu = 2 * count // (rollout.gpus_per_replica * rollout.nodes_per_replica)

@@ -12,7 +12,7 @@ import pytest
 from sluice.api import RLJobSpec
 from sluice_cli.validate import footprint
 from sluice_cli.validate.footprint import MachineMemory, MemoryNeeds, needs, parameters, shortage_on
-from tests.algorithm_cases import manifest
+from tests.algorithm_cases import POOLED, manifest
 from tests.unit.cli.conftest import Sluice
 
 QWEN3_8B = {
@@ -80,6 +80,10 @@ def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> N
             MemoryNeeds(memory=14 + 12),
         ),
         (
+            POOLED | {"trainer": {"steps": 1, "gpusPerNode": 0, "lora": {}}},
+            MemoryNeeds(memory=14),
+        ),
+        (
             {
                 "rollout": {"gpusPerReplica": 2},
                 "trainer": {"steps": 1, "nodes": 2, "gpusPerNode": 2},
@@ -102,7 +106,15 @@ def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> N
         ),
         ({"debug": {"rolloutOnly": True}}, MemoryNeeds(memory=4)),
     ],
-    ids=["CPU", "three engines", "GPUs", "all in the host", "optimizer in the host", "no trainer"],
+    ids=[
+        "CPU",
+        "three engines",
+        "a pool",
+        "GPUs",
+        "all in the host",
+        "optimizer in the host",
+        "no trainer",
+    ],
 )
 def test_lower_bounds_of_memory(groups: dict[str, Any], expected: MemoryNeeds) -> None:
     million = 10**6

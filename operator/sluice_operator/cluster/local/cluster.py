@@ -1,4 +1,4 @@
-"""LocalCluster: the pods of one job as processes of this machine.
+"""LocalCluster: the pods of one job, or of one pool of engines, as processes of this machine.
 
 A container is a process, a Service is a port on 127.0.0.1, a volume is a directory below the run
 directory, and logs are files. Objects look as an API server would show them, so a restart policy
@@ -47,6 +47,7 @@ from sluice_operator.cluster.local.translate import (
 )
 from sluice_operator.plan.facts import podstate
 from sluice_operator.plan.facts.model import Deletion, Event, KubeObject, Observed
+from sluice_operator.plan.facts.names import Owner
 
 _CLOSE_DEADLINE = 15.0
 
@@ -161,11 +162,11 @@ class LocalCluster:
     # -- Cluster
     # ----------------------------------------------------------------------------------------------
 
-    async def observe(self, job: RLJob) -> Observed:
+    async def observe(self, job: Owner) -> Observed:
         self._raise_failure()
         if self._state.job not in (None, job.key):
             raise run_state.RunDirectoryError(
-                f"{self.run_dir} belongs to RLJob {self._state.job}; use another directory"
+                f"{self.run_dir} belongs to {job.kind} {self._state.job}; use another directory"
             )
         objects = {
             (stored["kind"], stored["metadata"]["name"]): stored
@@ -177,19 +178,20 @@ class LocalCluster:
             else None
         )
         pods = tuple(pod.observed() for pod in self._pods.values())
-        return Observed(pods, objects, status, pool=pools.facts(job))
+        pool = pools.facts(job) if isinstance(job, RLJob) else None
+        return Observed(pods, objects, status, pool=pool)
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
         self._state.job, self._state.status = job.key, manifest(status)
         self._save()
 
-    async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
+    async def apply(self, job: Owner, objects: Sequence[KubeObject]) -> None:
         self._state.job = job.key
-        pool = pools.read(job.spec.rollout.pool) if job.spec.rollout.pool else None
+        pool_key = pools.key(job) if isinstance(job, RLJob) else ""
         for document in objects:
             kind, name = document["kind"], document["metadata"]["name"]
             if kind != "Pod":
-                filled = self._keys.filled(job, document, pool.key if pool else "")
+                filled = self._keys.filled(job, document, pool_key)
                 self._state.objects[f"{kind}/{name}"] = services.accepted(
                     filled, self._state.ports, self._taken_ports()
                 )
@@ -199,7 +201,7 @@ class LocalCluster:
         self._save()
         self._schedule()
 
-    async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
+    async def delete(self, job: Owner, deletions: Sequence[Deletion]) -> None:
         for deletion in deletions:
             pod = self._pods.get(deletion.name)
             if deletion.kind == "Pod" and pod is not None:

@@ -8,8 +8,11 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,13 +70,18 @@ def remove(name: str) -> None:
     _file(name).unlink(missing_ok=True)
 
 
+def is_running(name: str) -> bool:
+    """Return True while a process runs the pool, also while it ends."""
+    return run_state.is_locked(directory(name))
+
+
 def read(name: str) -> RunningPool | None:
     """Return a pool; None if none of this name runs."""
     try:
         record: dict[str, Any] = json.loads(_file(name).read_text())
     except FileNotFoundError:
         return None
-    if not run_state.is_locked(directory(name)):
+    if not is_running(name):
         return None
     return RunningPool(
         name,
@@ -82,6 +90,12 @@ def read(name: str) -> RunningPool | None:
         tuple(record["addresses"]),
         record["pid"],
     )
+
+
+def key(job: RLJob) -> str:
+    """Return the key of the pool that a job uses; empty if it uses none, or if none runs."""
+    pool = read(job.spec.rollout.pool) if job.spec.rollout.pool else None
+    return pool.key if pool else ""
 
 
 def running() -> list[RunningPool]:
@@ -112,6 +126,36 @@ def absent(name: str) -> str:
         f"rollout.pool: no pool {name} runs on this machine: start it with `sluice pool up` and "
         "its manifest, or name one of `sluice pool list`"
     )
+
+
+@contextlib.contextmanager
+def membership(job: RLJob) -> Iterator[None]:
+    """Hold the job's name in its pool while it runs; no-op for a job without a pool.
+
+    Engines know a job by its name, so a run of another job of this name would take its adapters.
+
+    Raises
+    ------
+    RunDirectoryError
+        Another run holds the name.
+
+    """
+    name = job.spec.rollout.pool
+    if name is None:
+        yield
+        return
+    holders = directory(name) / "jobs"
+    holders.mkdir(parents=True, exist_ok=True)
+    path = holders / f"{job.metadata.namespace}.{job.metadata.name}.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise run_state.RunDirectoryError(
+                f"another run of the job {job.key} uses the pool {name}: stop it, or change "
+                "metadata.name of this one"
+            ) from None
+        yield
 
 
 def _file(name: str) -> Path:
