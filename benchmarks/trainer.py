@@ -3,15 +3,16 @@ peer publishes.
 
     python benchmarks/trainer.py --shape qwen3-0.6b [--gpus 4 --tensor 2] [--tokens 16384]
         [--backend fsdp] [--cpu-offload none optimizer] [--weight-gradients fused separate]
-        [--max-tokens auto --tokens 1024 --sequences 64] [--profile] [--out DIR]
+        [--lora-rank 0 32] [--max-tokens auto --tokens 1024 --sequences 64] [--profile] [--out DIR]
 
 A step is what a job runs: policy forward and backward with the RL loss, gradient reduction and
 clipping, AdamW. Every rank has `--sequences` responses of `--tokens` tokens, or long-tailed ones
 (`--lengths lognormal`) of as many in all. FLOPs are counted as in prime-rl's and Megatron's
 reports: 6 for each weight and token, causal attention by half, what is recomputed not counted.
-Several ways of `--cpu-offload`, `--weight-gradients` and `--moments` (of Adam) run one after the
-other and end in a table. With `--max-tokens auto` micro-batches grow as in a job that does not say
-how large they are: each step's size and speed are printed, and the median is of the last size.
+Several ways of `--cpu-offload`, `--weight-gradients`, `--moments` (of Adam) and `--lora-rank` run
+one after the other and end in a table. With `--max-tokens auto` micro-batches grow as in a job that
+does not say how large they are: each step's size and speed are printed, and the median is of the
+last size.
 Without a GPU a tiny model is the rehearsal, in which nothing grows.
 """
 
@@ -96,6 +97,7 @@ def main() -> None:
         help="added to their sum by the product that makes them, or after it (Megatron)",
     )
     parser.add_argument("--moments", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
+    parser.add_argument("--lora-rank", nargs="+", default=["0"], help="0: all weights train")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -103,10 +105,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--way", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--way", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.directory:
-        options.offloaded, options.gradients, options.stored = options.way
+        options.offloaded, options.gradients, options.stored, options.adapter = options.way
         rank(options)
         return
     with tempfile.TemporaryDirectory() as directory:
@@ -119,7 +121,8 @@ def main() -> None:
             max_position_embeddings=longest,
         )
         results = []
-        for way in product(options.cpu_offload, options.weight_gradients, options.moments):
+        ways = (options.cpu_offload, options.weight_gradients, options.moments, options.lora_rank)
+        for way in product(*ways):
             code = on_ranks(__file__, options.gpus, "--directory", directory, "--way", *way)
             if code:
                 sys.exit(code)
@@ -130,12 +133,16 @@ def main() -> None:
 
 def compare(results: list[dict[str, Any]]) -> None:
     """A table of the same steps, done in several ways."""
-    print("in host memory | gradients | moments | step ms | tokens/s | GPU GiB | host GiB | loss")
+    print(
+        "in host memory | gradients | moments | LoRA | step ms | tokens/s | GPU GiB | host GiB "
+        "| loss"
+    )
     for result in results:
         fraction = result["cpu_offload_fraction"]
         way = result["cpu_offload"] + (f", {fraction:g} of it" if fraction else "")
         print(
             f"{way:14} | {result['weight_gradients']:9} | {result['moments']:7} "
+            f"| {result['lora_rank']:>4} "
             f"| {result['step_seconds'] * 1e3:7.0f} "
             f"| {result['tokens_per_second']:8,.0f} "
             f"| {result['peak_gib']:7.1f} | {result['host_gib']:8.1f} | {result['loss']:.6f}"
@@ -225,6 +232,8 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
         "cpuOffloadFraction": fraction(options),
         "optimizer": {"expAvgDtype": options.stored, "expAvgSqDtype": options.stored},
     }
+    if options.adapter != "0":
+        trainer["lora"] = {"rank": int(options.adapter)}
     model = {"path": str(options.directory), "init": "random"}
     data = {"prompts": [{"path": "none.jsonl"}]}
     return RLJobSpec.model_validate(
@@ -373,6 +382,7 @@ def report(
         "cpu_offload_fraction": fraction(options),
         "weight_gradients": options.gradients,
         "moments": options.stored,
+        "lora_rank": int(options.adapter),
         "step_seconds": step,
         "tokens_per_second": rate,
         "gflop_per_token": model / 1e9,
@@ -387,7 +397,7 @@ def report(
         f"({', '.join(f'{name} {size}' for name, size in layout.items())}), {options.lengths} "
         f"lengths of {options.tokens} tokens, recompute {options.recompute}, "
         f"in host memory {options.offloaded}, weight gradients {options.gradients}, "
-        f"moments {options.stored}: "
+        f"moments {options.stored}, LoRA rank {options.adapter}: "
         f"step {step * 1e3:.0f} ms, {rate:,.0f} tokens/s, "
         f"{model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, "
         f"{result['peak_gib']:.0f} GiB, of the host {host:.0f}; "
@@ -401,6 +411,7 @@ def report(
         name += f"-t{options.tensor}p{options.pipeline}c{options.context}"
         name += f"e{options.expert}-{options.tokens}-{options.lengths}-{options.recompute}"
         name += "-moments-bf16" if options.stored == "bf16" else ""
+        name += f"-lora-{options.adapter}" if options.adapter != "0" else ""
         name += "-auto" if options.max_tokens == AUTO else ""
         name += "-separate" if options.gradients == "separate" else ""
         name += {"none": "", "optimizer": "-optimizer-on-host", "all": "-host"}[options.offloaded]
