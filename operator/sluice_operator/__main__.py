@@ -25,6 +25,7 @@ from sluice_operator.cluster.kube.namespace_lock import ALWAYS, NamespaceLocks
 from sluice_operator.cluster.kube.paths import RLJOBS
 from sluice_operator.controller import Controller
 from sluice_operator.metrics import OperatorMetrics
+from sluice_operator.pool_reconciler import PoolReconciler
 from sluice_operator.progress import Prober
 from sluice_operator.settings import OperatorSettings
 
@@ -70,7 +71,12 @@ async def main() -> int:
                 api, f"{config.namespace}/{config.lease_name}", cluster.namespaces
             )
             controller = Controller(
-                cluster, config, metrics, Prober(cluster.keys), locks.may_work_in
+                cluster,
+                config,
+                metrics,
+                Prober(cluster.keys),
+                locks.may_work_in,
+                PoolReconciler(cluster.pools, config.images),
             )
             return await _run(api, cluster, controller, locks, ready, stop)
 
@@ -123,7 +129,7 @@ async def _run(
 
 
 async def _open(api: Api, config: OperatorSettings) -> KubeCluster:
-    """Return the cluster, with the operator's key and with all jobs and pods read.
+    """Return the cluster, with the operator's key and with all jobs, pools and pods read.
 
     Waits for an API server that serves RLJobs.
     """
@@ -134,7 +140,7 @@ async def _open(api: Api, config: OperatorSettings) -> KubeCluster:
     await _patiently(lambda: api.get(RLJOBS), "an API server that serves RLJobs")
     cluster = KubeCluster(api, config.identity, keys, config.namespace, config.job_defaults)
     await _patiently(
-        lambda: cluster.prime(config.namespaces or (None,)), "the lists of jobs and pods"
+        lambda: cluster.prime(config.namespaces or (None,)), "the lists of jobs, pools and pods"
     )
     return cluster
 

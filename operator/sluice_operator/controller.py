@@ -1,4 +1,4 @@
-"""The controller: takes jobs from the work queue and reconciles them.
+"""The controller: takes jobs and pools from the work queue and reconciles them.
 
 It also asks running jobs for their progress, and compares its memory with the cluster from time to
 time. Everything is level-triggered: a key in the queue says only that something about the job may
@@ -18,20 +18,23 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from sluice.api import KIND, MANAGER, ManifestError, RLJob, RLJobStatus
+from sluice.api.pool import KIND as POOL
 from sluice.telemetry.planner import advice_for
 from sluice_operator import spec_acceptance
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.protocol import Cluster
-from sluice_operator.metrics import CONTROLLER, OperatorMetrics
+from sluice_operator.metrics import CONTROLLER, POOL_CONTROLLER, OperatorMetrics
 from sluice_operator.plan import Event, KubeObject, Plan
 from sluice_operator.plan.decide.deletion import drain
 from sluice_operator.plan.facts import names, podstate
-from sluice_operator.plan.facts.model import JobKey, uid
+from sluice_operator.plan.facts.model import JobKey, PoolKey, uid
+from sluice_operator.plan.report import remedies
+from sluice_operator.pool_reconciler import PoolReconciler
 from sluice_operator.progress import Prober, key_of
 from sluice_operator.reconcile import reconcile
 from sluice_operator.settings import OperatorSettings
 from sluice_operator.spec_acceptance import accept, parse
-from sluice_operator.user_notices import JobNotices, UserNotices
+from sluice_operator.user_notices import JobNotices, UserNotices, internal_error
 from sluice_operator.work_queue import MAX_SECONDS, WorkQueue
 
 # A pass that runs for longer makes the process unhealthy.
@@ -84,6 +87,7 @@ class Controller:
         metrics: OperatorMetrics,
         prober: Prober,
         may_work_in: MayWorkIn | None = None,
+        pools: PoolReconciler | None = None,
     ) -> None:
         """Create a controller that does not lead yet.
 
@@ -97,13 +101,15 @@ class Controller:
             Asks jobs for their progress.
         may_work_in
             Tells whether a namespace belongs to this installation; None if all do.
+        pools
+            Makes passes over pools; None if the cluster has none.
 
         """
         self.cluster, self.settings, self.metrics, self.prober = cluster, settings, metrics, prober
-        self._may_work_in = may_work_in
-        self.queue: WorkQueue[JobKey] = WorkQueue(metrics.queue)
+        self._may_work_in, self._pools = may_work_in, pools
+        self.queue: WorkQueue[JobKey | PoolKey] = WorkQueue(metrics.queue)
         self.leading = False
-        self._working: dict[JobKey, float] = {}
+        self._working: dict[JobKey | PoolKey, float] = {}
         metrics.workers.set(settings.workers)
         metrics.active_workers.set_function(lambda: len(self._working))
         self.notices = UserNotices(cluster)
@@ -113,11 +119,26 @@ class Controller:
     # -- life
     # ----------------------------------------------------------------------------------------------
 
-    def changed(self, key: JobKey) -> None:
-        """Enqueue a job that may have changed."""
+    def changed(self, key: JobKey | PoolKey) -> None:
+        """Enqueue a job or a pool that may have changed."""
         # A follower only keeps its memory up to date.
         if self.leading:
             self.queue.add(key)
+
+    def pool_changed(self, key: PoolKey) -> None:
+        """Enqueue a pool whose spec may have changed, and the jobs that use it."""
+        self.changed(key)
+        if self._pools is not None:
+            for job in self._pools.cluster.users(key):
+                self.changed(job)
+
+    async def pool_deleted(self, stored: KubeObject) -> None:
+        """Forget a pool that is gone, and enqueue the jobs that used it."""
+        if self._pools is None:
+            return
+        self.queue.forget(PoolKey(*key_of(stored)))
+        for job in await self._pools.deleted(stored, tell=self.leading):
+            self.changed(job)
 
     def deleted(self, stored: KubeObject) -> None:
         """Forget a job that is gone. Another job of the same name may exist already."""
@@ -136,6 +157,8 @@ class Controller:
         self.metrics.leading.labels(self.settings.lease_name).set(1)
         for key in self.cluster.all_keys():
             self.queue.add(key)
+        for pool in self._pools.cluster.all_keys() if self._pools else ():
+            self.queue.add(pool)
         async with asyncio.TaskGroup() as group:
             for _ in range(self.settings.workers):
                 group.create_task(self._work_forever())
@@ -172,13 +195,19 @@ class Controller:
             log.warning("cannot compare with the API server's lists", error=str(error))
             return
         for stored in lost:
-            if stored["kind"] == KIND:
-                self.deleted(stored)
-            else:
-                self.changed(
-                    (stored["metadata"]["namespace"], stored["metadata"]["labels"][names.LABEL_JOB])
-                )
+            await self._lost(stored)
         self._look_again_at_starting()
+
+    async def _lost(self, stored: KubeObject) -> None:
+        """Act on an object whose deletion no watch has reported."""
+        if stored["kind"] == KIND:
+            self.deleted(stored)
+        elif stored["kind"] == POOL:
+            await self.pool_deleted(stored)
+        else:
+            namespace, labels = stored["metadata"]["namespace"], stored["metadata"]["labels"]
+            job = labels.get(names.LABEL_JOB)
+            self.changed((namespace, job) if job else PoolKey(namespace, labels[names.LABEL_POOL]))
 
     def _look_again_at_starting(self) -> None:
         """Enqueue jobs with pods that do not start.
@@ -194,6 +223,8 @@ class Controller:
         jobs = [stored for key in self.cluster.all_keys() if (stored := self.cluster.stored(key))]
         for key in await self.prober.ask_all(self.cluster, jobs):
             self.changed(key)
+        for pool in await self._pools.measure() if self._pools else ():
+            self.changed(pool)
 
     async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -210,18 +241,21 @@ class Controller:
                 return
             self._working[key] = start = time.monotonic()
             try:
-                with bound_contextvars(job=f"{key[0]}/{key[1]}"):
+                with bound_contextvars(**_named(key)):
                     result = await self._attempt(key)
             finally:
                 del self._working[key]
                 self.queue.done(key)
-            self.metrics.reconciles.labels(CONTROLLER, result).inc()
-            self.metrics.reconcile_seconds.labels(CONTROLLER).observe(time.monotonic() - start)
+            controller = _controller_of(key)
+            self.metrics.reconciles.labels(controller, result).inc()
+            self.metrics.reconcile_seconds.labels(controller).observe(time.monotonic() - start)
 
-    async def _attempt(self, key: JobKey) -> str:
+    async def _attempt(self, key: JobKey | PoolKey) -> str:
         """Make one pass, and return how it ended in controller-runtime's terms."""
         try:
-            after = await self.reconcile(key)
+            after = await (
+                self._reconcile_pool(key) if isinstance(key, PoolKey) else self.reconcile(key)
+            )
         except errors.StaleError:
             self.queue.add(key)
             return "requeue"
@@ -233,16 +267,22 @@ class Controller:
             return await self._failed(key, error)
         except Exception as error:
             delay = self.queue.retry(key)
-            self.metrics.reconcile_errors.labels(CONTROLLER).inc()
+            self.metrics.reconcile_errors.labels(_controller_of(key)).inc()
             log.exception("pass failed", again_in=delay)
-            if (stored := self.cluster.stored(key)) is not None:
-                await self.notices.report_internal_error(stored, error)
+            await self._report_internal_error(key, error)
             return "error"
         self.queue.succeeded(key)
         if after is None:
             return "success"
         self.queue.add_after(key, after)
         return "requeue_after"
+
+    async def _reconcile_pool(self, key: PoolKey) -> float | None:
+        if self._pools is None:
+            return None
+        if self._may_work_in is not None and not await self._may_work_in(key.namespace):
+            return FOREIGN_SECONDS
+        return await self._pools.reconcile(key)
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Make one pass over a job.
@@ -326,15 +366,40 @@ class Controller:
         left = self.cluster.pods_of(stored)
         return DRAIN_SECONDS if left else None
 
-    async def _failed(self, key: JobKey, error: errors.ApiError | errors.ForeignObjectError) -> str:
+    async def _failed(
+        self, key: JobKey | PoolKey, error: errors.ApiError | errors.ForeignObjectError
+    ) -> str:
         """Retry after the API server refused a write; report it if people can remove the cause."""
-        self.metrics.reconcile_errors.labels(CONTROLLER).inc()
+        self.metrics.reconcile_errors.labels(_controller_of(key)).inc()
         curable = isinstance(error, CURABLE)
         at_least = getattr(error, "retry_after", None) or 0.0
         delay = self.queue.retry(key, at_least, CURE_SECONDS if curable else MAX_SECONDS)
         log.warning(
             "API server refused", error=str(error), kind=type(error).__name__, again_in=delay
         )
-        if curable and (stored := self.cluster.stored(key)) is not None:
+        if not curable:
+            return "error"
+        if isinstance(key, PoolKey):
+            if self._pools is not None:
+                await self._pools.report(key, remedies.with_remedy(str(error), remedies.REFUSALS))
+        elif (stored := self.cluster.stored(key)) is not None:
             await self.notices.report_not_applied(stored, error)
         return "error"
+
+    async def _report_internal_error(self, key: JobKey | PoolKey, error: Exception) -> None:
+        if isinstance(key, PoolKey):
+            if self._pools is not None:
+                await self._pools.report(key, internal_error(error))
+        elif (stored := self.cluster.stored(key)) is not None:
+            await self.notices.report_internal_error(stored, error)
+
+
+def _controller_of(key: JobKey | PoolKey) -> str:
+    return POOL_CONTROLLER if isinstance(key, PoolKey) else CONTROLLER
+
+
+def _named(key: JobKey | PoolKey) -> dict[str, str]:
+    """Return the field of log lines that names a job or a pool."""
+    if isinstance(key, PoolKey):
+        return {"pool": f"{key.namespace}/{key.name}"}
+    return {"job": f"{key[0]}/{key[1]}"}

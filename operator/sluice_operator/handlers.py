@@ -1,4 +1,4 @@
-"""Watches of jobs and pods, which is all that kopf is used for.
+"""Watches of jobs, pools and pods, which is all that kopf is used for.
 
 There are only `on.event` handlers, which keep no state in the objects and add no finalizers. They
 fill the operator's memory (cluster/kube/store.py) rather than kopf's indices. An index cannot take
@@ -17,12 +17,14 @@ from typing import Any
 
 import kopf
 
-from sluice.api import GROUP, PLURAL, VERSION
+from sluice.api import GROUP, PLURAL, VERSION, pool
 from sluice_operator.cluster.kube.api import PAGE
 from sluice_operator.cluster.kube.cluster import POD_SELECTOR, KubeCluster, job_key, pod_key
+from sluice_operator.cluster.kube.engine_pools import pool_of_job, pool_of_pod
 from sluice_operator.cluster.kube.kopf_storage import NoDiffs, NoProgress
+from sluice_operator.cluster.kube.store import Store
 from sluice_operator.controller import Controller
-from sluice_operator.plan.facts.model import JobKey
+from sluice_operator.plan.facts.model import JobKey, PoolKey
 
 WATCH_SECONDS = 270
 
@@ -36,22 +38,43 @@ class Watches:
     def job_event(self, kind: str | None, body: kopf.Body) -> None:
         if kind == "DELETED":
             self.controller.deleted({**body})
+            new = True
         else:
-            self._notify(job_key(body), kind, self.cluster.jobs.put({**body}))
+            new = self.cluster.jobs.put({**body})
+            self._notify(job_key(body), kind, new)
+        used = pool_of_job(body)
+        if used is not None and new:
+            self.controller.changed(used)
+
+    async def pool_event(self, kind: str | None, body: kopf.Body) -> None:
+        if kind == "DELETED":
+            await self.controller.pool_deleted({**body})
+            return
+        new = self.cluster.pools.store.put({**body})
+        key = PoolKey(*job_key(body))
+        self._notify(key, kind, new)
+        if new:
+            self.controller.pool_changed(key)
 
     def pod_event(self, kind: str | None, body: kopf.Body) -> None:
-        key, pods = pod_key(body), self.cluster.pods
-        if key is not None:
-            new = pods.bury({**body}) if kind == "DELETED" else pods.put({**body})
-            self._notify(key, kind, new)
+        if (key := pod_key(body)) is not None:
+            self._notify(key, kind, _remember(self.cluster.pods, kind, body))
+        elif (owner := pool_of_pod(body)) is not None:
+            new = _remember(self.cluster.pools.pods, kind, body)
+            self._notify(PoolKey(*owner), kind, new)
 
-    def _notify(self, key: JobKey, kind: str | None, new: bool) -> None:
+    def _notify(self, key: JobKey | PoolKey, kind: str | None, new: bool) -> None:
         """Tell the controller, unless the event only repeats one of its writes."""
         # Objects of a list have no kind of event. A list is read first, and after an interruption.
         if kind is None:
             self.controller.sweep_soon()
         if new:
             self.controller.changed(key)
+
+
+def _remember(pods: Store, kind: str | None, body: kopf.Body) -> bool:
+    """Store what a watch has reported about a pod. Return True if it is new."""
+    return pods.bury({**body}) if kind == "DELETED" else pods.put({**body})
 
 
 @kopf.on.login()
@@ -62,6 +85,11 @@ async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
 @kopf.on.event(GROUP, VERSION, PLURAL)
 async def job_event(type: str | None, body: kopf.Body, memo: Watches, **_: Any) -> None:  # noqa: A002 - kopf's name
     memo.job_event(type, body)
+
+
+@kopf.on.event(GROUP, VERSION, pool.PLURAL)
+async def pool_event(type: str | None, body: kopf.Body, memo: Watches, **_: Any) -> None:  # noqa: A002 - kopf's name
+    await memo.pool_event(type, body)
 
 
 @kopf.on.event("", "v1", "pods", labels={POD_SELECTOR: kopf.PRESENT})

@@ -22,7 +22,7 @@ from sluice.api import RLJobStatus
 from sluice.telemetry.planner import Advice
 from sluice_operator.plan.facts.model import JobKey
 
-CONTROLLER = "rljob"
+CONTROLLER, POOL_CONTROLLER = "rljob", "rlenginepool"
 _FAST = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SLOW = (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 _VALUES = ("True", "False", "Unknown")

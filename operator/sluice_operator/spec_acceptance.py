@@ -15,11 +15,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from sluice.api import ManifestError, RLJob, RLJobStatus
+from sluice.api import KIND, ManifestError, RLEnginePool, RLJob, RLJobStatus
 from sluice.api.schema.load import check_kubernetes_fields
 from sluice.api.schema.mutability import MUTABLE, differences
 from sluice.api.schema.problems import describe
@@ -34,6 +34,8 @@ from sluice_operator.plan.report.conditions import ConditionUpdate, summary, upd
 INVALID_SPEC = "InvalidSpec"
 REFUSED = "SpecChangeRefused"
 NOT_APPLIED = "ApplyFailed"
+
+M = TypeVar("M", RLJob, RLEnginePool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +92,27 @@ def parse(stored: KubeObject) -> RLJob:
     """
     document = copy.deepcopy(stored)
     migrate_spec(document.get("spec"))
+    return _parsed(RLJob, document)
+
+
+def parse_pool(stored: KubeObject) -> RLEnginePool:
+    """Return the object as a pool, likewise. Raises ManifestError."""
+    return _parsed(RLEnginePool, copy.deepcopy(stored))
+
+
+def _parsed(model: type[M], document: KubeObject) -> M:
+    """Return the document as a model; unknown fields are removed from the document."""
     while True:
         try:
-            return RLJob.model_validate(document)
+            return model.model_validate(document)
         except ValidationError as error:
             unknown = [
                 problem["loc"] for problem in error.errors() if problem["type"] == "extra_forbidden"
             ]
             removed = [_remove(document, location) for location in unknown]
             if not removed or not all(removed):
-                raise ManifestError(describe(error, document, _name(stored))) from error
+                name = _name(document, model.__name__)
+                raise ManifestError(describe(error, document, name, model=model)) from error
 
 
 def invalid(stored: KubeObject, message: str, now: datetime) -> tuple[RLJobStatus, Event]:
@@ -235,5 +248,5 @@ def _remove(document: Any, location: Sequence[int | str]) -> bool:
     return isinstance(document, dict) and document.pop(location[-1], document) is not document
 
 
-def _name(stored: KubeObject) -> str:
-    return f"RLJob {stored['metadata']['namespace']}/{stored['metadata']['name']}"
+def _name(stored: KubeObject, kind: str = KIND) -> str:
+    return f"{kind} {stored['metadata']['namespace']}/{stored['metadata']['name']}"

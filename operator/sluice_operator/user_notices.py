@@ -100,7 +100,7 @@ class UserNotices:
         location = f"{type(error).__name__} {line}"
         if notices.error_location == location:
             return
-        text = RECONCILE_FAILED.text(cause=f"{error_summary.type_and_message(error)} ({line})")
+        text = internal_error(error)
         try:
             status = spec_acceptance.with_internal_error(
                 stored, text, notices.problem, datetime.now(UTC)
@@ -113,6 +113,12 @@ class UserNotices:
             log.exception("cannot report an internal error in the job's status")
             return
         notices.problem, notices.error_location = text, location
+
+
+def internal_error(error: Exception) -> str:
+    """Return an error of the operator itself in words."""
+    cause = f"{error_summary.type_and_message(error)} ({_operator_line(error)})"
+    return RECONCILE_FAILED.text(cause=cause)
 
 
 def _operator_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from sluice.api import RLJobSpec
+from sluice.api import RLEnginePoolSpec, RLJobSpec
 
 if TYPE_CHECKING:
     import aiohttp
@@ -121,6 +121,26 @@ class Launch(Protocol):
     def command(self, spec: RLJobSpec) -> list[str]: ...
     def args(self, spec: RLJobSpec, place: ServerPlacement) -> list[str]: ...
     def env(self, spec: RLJobSpec) -> dict[str, str]: ...
+    def caches(self, directory: str) -> dict[str, str]:
+        """Return variables that make the engine keep compiled kernels in this directory."""
+
+
+class PoolLaunch(Protocol):
+    """The start of a server of an RLEnginePool. Every method is a pure function of the spec.
+
+    Such a server always has sluice's plugin.
+    """
+
+    @property
+    def health(self) -> str:
+        """HTTP path that says at once whether the server lives, without a credential."""
+
+    def pool_plugin(self) -> Plugin: ...
+    def pool_command(self) -> list[str]: ...
+    def pool_args(self, spec: RLEnginePoolSpec, place: ServerPlacement) -> list[str]: ...
+    def pool_env(self, spec: RLEnginePoolSpec) -> dict[str, str]:
+        """Return variables of the server, but for the pool's key."""
+
     def caches(self, directory: str) -> dict[str, str]:
         """Return variables that make the engine keep compiled kernels in this directory."""
 

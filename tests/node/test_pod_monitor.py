@@ -31,7 +31,7 @@ ENGINE = "/engine/metrics"
 
 def configuration(run: Quickstart, directory: Path) -> dict[str, Any]:
     """Over all pods of the node, those of the operator among them."""
-    monitor = find_object(objects("defaults", *ENABLED), "PodMonitor")["spec"]
+    monitor = find_object(objects("defaults", *ENABLED), "PodMonitor", "sluice-jobs")["spec"]
     file = directory / "pods.json"
     write_pods(run.node.get("pods", "--all-namespaces")["items"], file)
     return {

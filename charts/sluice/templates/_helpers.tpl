@@ -101,17 +101,20 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} does not support such policie
 {{- printf "%s.containers.all(c, %s) && (!has(%s.initContainers) || %s.initContainers.all(c, %s))" $spec $expression $spec $spec $expression }}
 {{- end }}
 
-{{/* The operator's rights on jobs and their objects, in all namespaces or in each watched one. */}}
+{{/* The operator's rights on jobs, pools and their objects, in all namespaces or in each watched one. */}}
 {{- define "sluice.operatorRules" -}}
 - apiGroups: [sluice.dev]
   resources: [rljobs]
   verbs: [get, list, watch, delete]
 - apiGroups: [sluice.dev]
-  resources: [rljobs/status]
+  resources: [rlenginepools]
+  verbs: [get, list, watch]
+- apiGroups: [sluice.dev]
+  resources: [rljobs/status, rlenginepools/status]
   verbs: [patch]
 # Needed for owner references that block deletion, if OwnerReferencesPermissionEnforcement is on (OpenShift).
 - apiGroups: [sluice.dev]
-  resources: [rljobs/finalizers]
+  resources: [rljobs/finalizers, rlenginepools/finalizers]
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
@@ -132,6 +135,10 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} does not support such policie
 # Server-side apply needs both create and patch.
 - apiGroups: [""]
   resources: [configmaps, services, persistentvolumeclaims]
+  verbs: [get, create, patch]
+# Engines of pools. The admission policy checks their templates as it checks pods.
+- apiGroups: [apps]
+  resources: [statefulsets]
   verbs: [get, create, patch]
 # Job tokens are written and never read, so no Secret can be read with these rights.
 - apiGroups: [""]

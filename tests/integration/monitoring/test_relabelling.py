@@ -23,7 +23,7 @@ ENABLED = ("--set", "metrics.podMonitor.enabled=true")
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     file = tmp_path / "pods.json"
     write_pods((pod for pod in render_all(JOBS["cluster"]) if pod["kind"] == "Pod"), file)
-    monitor = find_object(objects("defaults", *ENABLED), "PodMonitor")["spec"]
+    monitor = find_object(objects("defaults", *ENABLED), "PodMonitor", "sluice-jobs")["spec"]
     with Prometheus(tmp_path, {"scrape_configs": scrapes(monitor, file)}) as server:
         server.until(server.targets, "aware of targets")
         yield server

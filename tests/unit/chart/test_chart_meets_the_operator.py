@@ -11,8 +11,11 @@ from sluice.api import parse_documents, parse_job
 from sluice_operator import settings
 from sluice_operator.plan import Images
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS
+from sluice_operator.plan.manifests.engine_pool import pool_objects
 from tests.helm import CHART, environment, find_object, load, objects
 from tests.tools import ROOT
+from tests.unit.operator.pool_world import make_pool
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ELSEWHERE = {"SLUICE_LOG_FORMAT"}  # read by sluice.telemetry.logs
@@ -72,7 +75,7 @@ def test_ports_and_labels_are_those_of_the_plan() -> None:
         for port in find_object(manifests, "NetworkPolicy")["spec"]["egress"][1]["ports"]
     }
     assert ports == {names.PORTS["rendezvous"], names.PORTS["buffer"]}
-    monitor = find_object(manifests, "PodMonitor")["spec"]
+    monitor = find_object(manifests, "PodMonitor", "trainer-of-models-jobs")["spec"]
     assert monitor["selector"]["matchExpressions"] == [
         {"key": names.LABEL_JOB, "operator": "Exists"}
     ]
@@ -87,6 +90,27 @@ def test_ports_and_labels_are_those_of_the_plan() -> None:
     sources = [relabeling["sourceLabels"] for relabeling in endpoint["relabelings"]]
     prefix = "__meta_kubernetes_pod_label_"
     assert sources == [[prefix + label.translate(str.maketrans("./-", "___"))] for label in labels]
+
+
+def test_engines_of_pools_are_found_by_the_port_and_the_labels_of_the_plan() -> None:
+    manifests = objects("everything")
+    to_engines = find_object(manifests, "NetworkPolicy")["spec"]["egress"][2]
+    assert [port["port"] for port in to_engines["ports"]] == [names.PORTS["http"]]
+    pods = {"matchExpressions": [{"key": names.LABEL_POOL, "operator": "Exists"}]}
+    assert to_engines["to"] == [{"namespaceSelector": {}, "podSelector": pods}]
+    monitor = find_object(manifests, "PodMonitor", "trainer-of-models-pools")["spec"]
+    assert monitor["selector"]["matchExpressions"] == [
+        {"key": names.LABEL_POOL, "operator": "Exists"},
+        {"key": names.LABEL_ROLE, "operator": "In", "values": [names.ENGINE]},
+    ]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (template,) = [
+        manifest["spec"]["template"]
+        for manifest in pool_objects(make_pool(), Images(), NO_DEFAULTS)
+        if manifest["kind"] == "StatefulSet"
+    ]
+    ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+    assert endpoint["port"] in ports
 
 
 def test_chart_and_package_have_one_version() -> None:

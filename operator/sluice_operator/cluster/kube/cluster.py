@@ -15,16 +15,16 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
-import structlog
-
-from sluice.api import KIND, RLJob, RLJobStatus, manifest
+from sluice.api import KIND, RLJob, RLJobStatus
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.kube import optional_objects, pools
-from sluice_operator.cluster.kube.api import Api, merge_patch, without_empty
-from sluice_operator.cluster.kube.events import PodWarnings, event_object
+from sluice_operator.cluster.kube import optional_objects, pool_of_job, stored_status
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.engine_pools import KubePools
+from sluice_operator.cluster.kube.events import PodWarnings, post
 from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.paths import collection, path
@@ -47,10 +47,10 @@ from sluice_operator.plan.decide.pools import with_workers
 from sluice_operator.plan.facts import clock, names, podstate
 from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults
 from sluice_operator.plan.facts.model import Deletion, Event, JobKey, KubeObject, Observed, uid
+from sluice_operator.plan.manifests.objects import supporting_objects
 
-POD_SELECTOR = names.LABEL_JOB
-
-log = structlog.get_logger(__name__)
+# On the pods of jobs and of pools.
+POD_SELECTOR = names.LABEL_ROLE
 
 
 class KubeCluster:
@@ -84,8 +84,15 @@ class KubeCluster:
         self._defaults = defaults
         self.jobs = Store(job_key, lean_job)
         self.pods = Store(pod_key, lean_pod)
-        self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
-        self._owned = OwnedObjects(api, keys, self._pods)
+        self.pools = KubePools(api, identity, keys, namespace, defaults, self.jobs)
+        self._watched = (
+            (self.jobs, KIND, ""),
+            (self.pods, "Pod", names.LABEL_JOB),
+            *self.pools.watched,
+        )
+        self._owned = OwnedObjects(
+            api, keys, self._pods, supporting_objects, partial(optional_objects.read, api)
+        )
         self._warnings = PodWarnings(api)
         self._server_warnings = ServerWarnings()
         self._workloads = Workloads(api)
@@ -100,13 +107,13 @@ class KubeCluster:
         owned = await self._owned.read(job)
         if owned.absent and is_first_look and not (job.status and job.status.observed_generation):
             await self.emit(job, [optional_objects.missing(owned.absent)])
-        pool = await pools.facts(self.api, job)
+        pool = pool_of_job.facts(job, self.pools.store)
         if lacks_pods(with_workers(job, pool, job.status), self._pods(job)):
             await self._reread_pods(job)
         warned = await self._warnings.about(_key(job), self._pods(job))
         workloads = await self._workloads.waited_for(job, self._pods(job))
         sandbox_version, sandboxes = await self._sandboxes.of_job(job, self._pods(job))
-        self._check_fresh(job)
+        stored_status.check_fresh(self.jobs, job)
         pods, objects = tuple(self._pods(job)), dict(owned.objects) | dict(workloads)
         return Observed(
             pods,
@@ -122,7 +129,7 @@ class KubeCluster:
         )
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
-        self._check_fresh(job)
+        stored_status.check_fresh(self.jobs, job)
         stored = self.stored(_key(job))
         if stored is not None:
             await self.store_status(stored, status)
@@ -166,8 +173,8 @@ class KubeCluster:
         return list({*self.jobs.all_keys(), *self.pods.all_keys()})
 
     def namespaces(self) -> set[str]:
-        """Return the namespaces that have jobs, or pods of deleted jobs."""
-        return {namespace for namespace, _ in self.all_keys()}
+        """Return the namespaces that have jobs, pods of deleted jobs, or pools."""
+        return {namespace for namespace, _ in [*self.all_keys(), *self.pools.store.all_keys()]}
 
     async def config(self, stored: KubeObject) -> KubeObject | None:
         """Return the ConfigMap with the manifest that the job's pods were started with.
@@ -184,39 +191,16 @@ class KubeCluster:
         return self._owned.cached(uid(stored)).objects
 
     async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None:
-        """Write the status, unless it is equal to the stored one.
-
-        The server refuses the write if the job has changed since it was read. That fences a leader
-        that does not know yet that it was replaced.
-        """
-        patch = merge_patch(stored.get("status") or {}, without_empty(manifest(status)))
-        if not patch:
-            return
-        namespace, name = job_key(stored)
-        body = {
-            "metadata": {"resourceVersion": stored["metadata"]["resourceVersion"]},
-            "status": patch,
-        }
+        """Write the status, unless it is equal to the stored one."""
         warnings: list[ServerWarning] = []
-        try:
-            at = path("RLJob", namespace, name, "status")
-            listener = collector(warnings, {"kind": KIND, **stored})
-            self.jobs.put(await self.api.merge(at, body, listener))
-            await self.tell(stored, self._server_warnings.news(uid(stored), warnings))
-        except errors.ConflictError:
-            await self._reread_job(stored)
-            raise
-        except errors.NotFoundError:
-            self.forget(stored)
+        whole = {"kind": KIND, **stored}
+        listener = collector(warnings, whole)
+        await stored_status.write(self.api, self.jobs, whole, status, listener, self.forget)
+        await self.tell(stored, self._server_warnings.news(uid(stored), warnings))
 
     async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None:
-        """Create events. One that is refused must not stop a job, because events are for people."""
-        for event in events:
-            try:
-                body = event_object(stored, event, self.identity)
-                await self.api.create(collection("Event", stored["metadata"]["namespace"]), body)
-            except errors.ApiError as error:
-                log.warning("event refused", reason=event.reason, error=str(error))
+        """Create events about a job."""
+        await post(self.api, stored, events, self.identity)
 
     def forget(self, stored: KubeObject) -> None:
         """Forget a job that is gone."""
@@ -227,7 +211,7 @@ class KubeCluster:
         self._sandboxes.forget(uid(stored))
 
     async def prime(self, namespaces: Sequence[str | None]) -> None:
-        """Read all jobs and pods before the first pass.
+        """Read all jobs, pools and pods before the first pass.
 
         A job that is planned before its pods have been read would lose them.
         """
@@ -344,30 +328,6 @@ class KubeCluster:
         members = pods_by_group(pods).get(group)
         if members:
             await self._workloads.end(group, members)
-
-    # -- freshness
-    # ----------------------------------------------------------------------------------------------
-
-    def _check_fresh(self, job: RLJob) -> None:
-        stored = self.stored(_key(job))
-        planned = (job.metadata.model_extra or {}).get("resourceVersion")
-        if (
-            stored is None
-            or uid(stored) != job.metadata.uid
-            or stored["metadata"]["resourceVersion"] != planned
-        ):
-            raise errors.StaleError(f"RLJob {job.key} has changed")
-
-    async def _reread_job(self, stored: KubeObject) -> None:
-        namespace, name = job_key(stored)
-        try:
-            current = await self.api.get(path("RLJob", namespace, name))
-        except errors.NotFoundError:
-            self.forget(stored)
-            return
-        if uid(current) != uid(stored):
-            self.forget(stored)
-        self.jobs.put(current)
 
 
 def job_key(stored: Mapping[str, Any]) -> JobKey:

@@ -1,4 +1,4 @@
-"""Kubernetes events: those of the operator about jobs, and those of kubelets about pods."""
+"""Kubernetes events: those of the operator about jobs and pools, those of kubelets about pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _number = itertools.count()
 
 
 def event_object(stored: KubeObject, event: Event, identity: str) -> KubeObject:
-    """Return an event about a job as an object of events.k8s.io/v1.
+    """Return an event about a job or a pool as an object of events.k8s.io/v1.
 
     identity: this replica of the operator.
     """
@@ -31,7 +31,7 @@ def event_object(stored: KubeObject, event: Event, identity: str) -> KubeObject:
     namespace, name = metadata["namespace"], metadata["name"]
     regarding = {
         "apiVersion": API_VERSION,
-        "kind": KIND,
+        "kind": stored.get("kind", KIND),
         "namespace": namespace,
         "name": name,
         "uid": uid(stored),
@@ -49,6 +49,16 @@ def event_object(stored: KubeObject, event: Event, identity: str) -> KubeObject:
         "note": event.message[:NOTE_LIMIT],
         "regarding": regarding,
     }
+
+
+async def post(api: Api, stored: KubeObject, events: Sequence[Event], identity: str) -> None:
+    """Create events. One that is refused must not stop a job, because events are for people."""
+    for event in events:
+        try:
+            body = event_object(stored, event, identity)
+            await api.create(collection("Event", stored["metadata"]["namespace"]), body)
+        except errors.ApiError as error:
+            log.warning("event refused", reason=event.reason, error=str(error))
 
 
 # Time for a pod to start before its events are read, and the greatest age of what was read.

@@ -1,4 +1,4 @@
-"""Disruption budgets, network policies and pod groups at the API server.
+"""Disruption budgets, network policies and pod groups of jobs and pools at the API server.
 
 Not every API server serves these kinds. A job runs without a budget or a policy that cannot be
 created. A job that asks for the groups of a scheduler that is not installed cannot run, and its
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice.api import RLJob
@@ -27,21 +28,24 @@ KINDS = (*OPTIONAL, names.POD_GROUP)
 
 @dataclass(frozen=True, slots=True)
 class OptionalObjects:
-    """The optional objects of a job."""
+    """The optional objects of a job or a pool."""
 
     objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)  # by (kind, name)
     absent: frozenset[str] = frozenset()  # kinds that the API server does not serve
 
 
 async def read(api: Api, job: RLJob) -> OptionalObjects:
-    """Read the budget and the policies by name, and list the groups.
+    """Read the budget and the policies of a job by name, and list the groups.
 
     Groups of older attempts may be left.
     """
-    keys = extra_keys(job)
-    answers = await asyncio.gather(
-        *(_get(api, kind, name, job.metadata.namespace) for kind, name in keys)
-    )
+    named = await read_named(api, extra_keys(job), job.metadata.namespace)
+    return OptionalObjects(named.objects | await _groups(api, job), named.absent)
+
+
+async def read_named(api: Api, keys: Sequence[tuple[str, str]], namespace: str) -> OptionalObjects:
+    """Read objects by (kind, name)."""
+    answers = await asyncio.gather(*(_get(api, kind, name, namespace) for kind, name in keys))
     objects = {
         key: answer for key, answer in zip(keys, answers, strict=True) if isinstance(answer, dict)
     }
@@ -50,11 +54,11 @@ async def read(api: Api, job: RLJob) -> OptionalObjects:
         for (kind, _), answer in zip(keys, answers, strict=True)
         if answer is errors.MissingApiError
     }
-    return OptionalObjects(objects | await _groups(api, job), frozenset(absent))
+    return OptionalObjects(objects, frozenset(absent))
 
 
-def location(job: RLJob, kind: str, name: str) -> str:
-    return path(kind, job.metadata.namespace, name, group_version=_group_version(job, kind))
+def location(owner: names.Owner, kind: str, name: str) -> str:
+    return path(kind, owner.metadata.namespace, name, group_version=_group_version(owner, kind))
 
 
 def missing(absent: frozenset[str]) -> Event:
@@ -93,5 +97,7 @@ async def _groups(api: Api, job: RLJob) -> dict[tuple[str, str], KubeObject]:
     return groups
 
 
-def _group_version(job: RLJob, kind: str) -> str:
-    return group_version(job) or "" if kind == names.POD_GROUP else ""
+def _group_version(owner: names.Owner, kind: str) -> str:
+    if kind != names.POD_GROUP or not isinstance(owner, RLJob):
+        return ""
+    return group_version(owner) or ""

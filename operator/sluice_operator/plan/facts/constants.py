@@ -117,6 +117,14 @@ GATED = Reason("WaitingForQueue", "{pods} for admission by {queue}{detail}")
 QUEUED = Reason("WaitingForQueue", "the job waits in a queue{detail}")
 NOT_ADMITTED = Reason("NotRequested", "the job {state}")
 
+# -- Ready, of a pool
+
+ENGINES_READY = Reason("EnginesReady", "{ready} of {desired} engines answer")
+ENGINES_NOT_READY = Reason("EnginesNotReady", "{ready} of {desired} engines answer{detail}")
+NO_REPLICAS = Reason("NoEngines", "spec.replicas is 0, so the jobs of the pool wait")
+INVALID_POOL = Reason("InvalidSpec", "{problem}")
+POOL_ENDS = Reason("Deleting", "the pool is being deleted{detail}")
+
 # -- WeightsInSync
 
 IN_SYNC = Reason("InSync", "all engines hold the newest weights")
@@ -158,6 +166,11 @@ GANG_FAILED = Reason(
 )
 GANG_DISRUPTED = Reason("GangDisrupted", "{gang} was disrupted: {what}; attempt {attempt} follows")
 SCALED = Reason("Scaled", "rollout replicas {old} -> {new}")
+POOL_SCALED = Reason("Scaled", "engines {old} -> {new}")
+POOL_CHANGED = Reason("EnginesReplaced", "the engines restart one after another with the new spec")
+POOL_IN_USE = Reason(
+    "DeletedInUse", "the pool is deleted while jobs use it, which then wait: {jobs}"
+)
 EXPIRED = Reason(
     "Expired", "the job ended {seconds} s ago (ttlSecondsAfterFinished) and is deleted"
 )

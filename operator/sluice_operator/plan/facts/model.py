@@ -15,6 +15,14 @@ JobKey = tuple[str, str]  # (namespace, name) of a job
 
 
 @dataclass(frozen=True, slots=True)
+class PoolKey:
+    """Namespace and name of an RLEnginePool."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The job's progress, from the buffer's statistics and the rendezvous' ledger."""
 

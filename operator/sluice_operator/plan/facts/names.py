@@ -19,6 +19,7 @@ LABEL_INDEX = f"{GROUP}/index"
 LABEL_GROUP = f"{GROUP}/pod-group"
 # The LocalQueue of a pod that Kueue queues.
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL_PRIORITY = "kueue.x-k8s.io/priority-class"
 GATES_OF_KUEUE = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
 # Annotation of a pod; `false` means that its group ends, and returns its quota, once no pod of the
 # group runs.
@@ -36,6 +37,9 @@ SANDBOX, SANDBOX_GROUP = "Sandbox", "agents.x-k8s.io"
 GENERATE = f"{GROUP}/generate"
 GENERATE_TOKEN, GENERATE_EPISODE_TOKEN, GENERATE_TLS = "token", "episode-token", "tls"
 GENERATE_POOL_KEY, GENERATE_POOL_CREDENTIAL = "pool-key", "pool-credential"
+
+# Annotation of an object with a hash of what it was made from.
+SPEC_HASH = f"{GROUP}/spec-hash"
 
 ROOT = "/sluice"
 MODEL_DIR = f"{ROOT}/model"

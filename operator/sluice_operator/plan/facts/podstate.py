@@ -324,9 +324,29 @@ def _signal_of(failure: LastFailure) -> str:
     return next((member.name for member in signal.Signals if member.value == number), "")
 
 
-def _failure(pod: KubeObject, container: str, end: dict[str, Any], now: datetime) -> LastFailure:
+def last_failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
+    """Return how the containers of an engine's pod, which are started again, failed last."""
+    return [
+        _failure(pod, status["name"], end, now, "rollout")
+        for status in container_statuses(pod)
+        if (end := _last_end(status)) and (end.get("exitCode") != 0 or status["name"] in _MUST_RUN)
+    ]
+
+
+def _last_end(status: dict[str, Any]) -> dict[str, Any] | None:
+    states = (status.get("state") or {}, status.get("lastState") or {})
+    return next((end for state in states if (end := state.get("terminated"))), None)
+
+
+def _failure(
+    pod: KubeObject,
+    container: str,
+    end: dict[str, Any],
+    now: datetime,
+    in_role: RoleName | None = None,
+) -> LastFailure:
     code = end.get("exitCode")
-    role_name: RoleName = role(pod)  # type: ignore[assignment]
+    role_name: RoleName = in_role or role(pod)  # type: ignore[assignment]
     message = end.get("message") or (UNEXPECTED_END.message if code == 0 else "")
     return LastFailure(
         role=role_name,

@@ -5,25 +5,23 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from sluice.api import RLJob
-from sluice.api.pool import KIND, RLEnginePoolSpec
-from sluice_operator.cluster import errors
-from sluice_operator.cluster.kube.api import Api
-from sluice_operator.cluster.kube.paths import path
+from sluice.api.pool import RLEnginePoolSpec
+from sluice_operator.cluster.kube.store import Store
 from sluice_operator.plan.decide.pools import in_cluster
 from sluice_operator.plan.facts.model import KubeObject, PoolFacts
 from sluice_operator.plan.report.pool_fit import absent, misfit
 
 
-async def facts(api: Api, job: RLJob) -> PoolFacts | None:
-    """Return the pool that the job names, and whether it can use it; None if it names none."""
+def facts(job: RLJob, pools: Store) -> PoolFacts | None:
+    """Return the pool that the job names, and whether it can use it; None if it names none.
+
+    pools: all pools of the cluster.
+    """
     name = job.spec.rollout.pool
     if name is None:
         return None
-    try:
-        stored = await api.get(path(KIND, job.metadata.namespace, name))
-    except errors.NotFoundError:
-        return PoolFacts(name, problem=absent(job))
-    return of_stored(job, name, stored)
+    stored = pools.newest((job.metadata.namespace, name))
+    return PoolFacts(name, problem=absent(job)) if stored is None else of_stored(job, name, stored)
 
 
 def of_stored(job: RLJob, name: str, stored: KubeObject) -> PoolFacts:
