@@ -181,7 +181,7 @@ def validate(
     ] = False,
     output: Output = Format.TEXT,
 ) -> None:
-    """Check manifests, and the data, models and functions that they name.
+    """Check manifests of jobs and pools, and the data, models and functions that they name.
 
     User functions are imported, in a separate process.
     """

@@ -36,11 +36,12 @@ The output of `-o json` and `-o yaml`. New releases add fields, and do not renam
 """
 # The shape of each command's output.
 ANSWERS = {
-    "validate": "a list with an entry for each file: `file`, `valid`, `job` (`name`, `namespace`, "
-    "`method`, `steps`, `epochs`, `batchSize`, `samplesPerPrompt`, `trainerRanks`, `engines` (that "
-    "it starts), `pool`; null if the file is no job), `problems`, `notes` (texts), `trial` (with "
-    "`--deep`: `prompts` with `where`, `tokens`, `text`; `reward` with `where`, `response`, "
-    "`label`, `reward`, `parts`)",
+    "validate": "a list with an entry for each job and pool: `file`, `valid`, `job` (`name`, "
+    "`namespace`, `method`, `steps`, `epochs`, `batchSize`, `samplesPerPrompt`, `trainerRanks`, "
+    "`engines` (that it starts), `pool`; null if it is no job), `enginePool` (`name`, "
+    "`namespace`, `engines`, `gpusPerReplica`, `maxAdapters`, `maxRank`; null if it is no pool), "
+    "`problems`, `notes` (texts), `trial` (with `--deep`: `prompts` with `where`, `tokens`, "
+    "`text`; `reward` with `where`, `response`, `label`, `reward`, `parts`)",
     "status": "`where`, `job` (the RLJob with its `status`: [rljob.md](rljob.md)), `pods` (`name`, "
     "`role`, `replica`, `attempt`, `phase`, `ready`, `node`), `events` (`time`, `type`, `reason`, "
     "`message`, `about`, `count`), `notes`",

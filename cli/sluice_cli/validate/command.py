@@ -1,18 +1,30 @@
-"""`sluice validate`: check a job as far as possible before it runs."""
+"""`sluice validate`: check jobs and pools as far as possible before they run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from ruamel.yaml.comments import CommentedMap
 
-from sluice.api import ManifestError, RLJob, load_job
+from sluice.api import (
+    KIND,
+    ManifestError,
+    RLEnginePool,
+    RLJob,
+    load_job,
+    parse_pool,
+    read_documents,
+)
+from sluice.api.pool import KIND as POOL
 from sluice_cli.options import say
 from sluice_cli.output import Format, written
 from sluice_cli.validate import file_checks, footprint
-from sluice_cli.validate.missing_files import check_files
+from sluice_cli.validate.missing_files import check_files, checkpoint_problems
 from sluice_client.resolve import resolve
 from sluice_operator.cluster.local import pools
 
@@ -27,8 +39,9 @@ class Validation:
     """The result for one manifest, which is valid if there are no problems."""
 
     file: Path
-    # None if the manifest cannot be read.
+    # Both None if the manifest cannot be read.
     job: RLJob | None = None
+    pool: RLEnginePool | None = None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     trial: Trial | None = None
@@ -39,15 +52,18 @@ class Validation:
             "file": str(self.file),
             "valid": not self.problems,
             "job": _facts(self.job) if self.job else None,
+            "enginePool": _pool_facts(self.pool) if self.pool else None,
             "problems": self.problems,
             "notes": self.notes,
             "trial": self.trial.facts() if self.trial else None,
         }
 
     def show(self) -> None:
-        """Print the summary of a valid job, the notes and the trial."""
+        """Print the summary of a valid job or pool, the notes and the trial."""
         if self.job and not self.problems:
             typer.echo(_summary(self.file, self.job))
+        if self.pool and not self.problems:
+            typer.echo(_pool_summary(self.file, self.pool))
         for note in self.notes:
             typer.echo(f"note: {note}")
         if self.trial:
@@ -64,9 +80,10 @@ def validate_all(paths: list[Path], overrides: list[str], *, deep: bool, form: F
     """Validate manifests and print the results; return True if all are valid."""
     validations = []
     for path in paths:
-        validations.append(_validate(path, overrides, deep))
-        if form is Format.TEXT:
-            validations[-1].show()
+        for validation in _validate(path, overrides, deep):
+            validations.append(validation)
+            if form is Format.TEXT:
+                validation.show()
     if form is Format.TEXT:
         # Problems come last, so that they are in sight when the command ends.
         for validation in validations:
@@ -76,12 +93,44 @@ def validate_all(paths: list[Path], overrides: list[str], *, deep: bool, form: F
     return not any(validation.problems for validation in validations)
 
 
-def _validate(path: Path, overrides: list[str], deep: bool) -> Validation:
-    """Validate a manifest; one that cannot be read does not end the command."""
+def _validate(path: Path, overrides: list[str], deep: bool) -> Iterator[Validation]:
+    """Validate the pools and the job of a file.
+
+    What cannot be read does not end the command. Overrides are for the job, if there is one.
+    """
     try:
-        return validate_file(path, overrides, deep=deep)
+        documents = read_documents(path)
+    except ManifestError as error:
+        yield Validation(path, problems=str(error).splitlines())
+        return
+    shared = [document for document in documents if document.get("kind") == POOL]
+    has_job = not shared or any(document.get("kind") == KIND for document in documents)
+    for document in shared:
+        yield _validated(
+            path, partial(_validate_pool, document, path, [] if has_job else overrides)
+        )
+    if has_job:
+        yield _validated(path, partial(validate_file, path, overrides, deep=deep))
+
+
+def _validated(path: Path, validate: Callable[[], Validation]) -> Validation:
+    try:
+        return validate()
     except ManifestError as error:
         return Validation(path, problems=str(error).splitlines())
+
+
+def _validate_pool(document: CommentedMap, path: Path, overrides: list[str]) -> Validation:
+    engines = parse_pool(document, str(path), overrides)
+    validation, model = Validation(path, pool=engines), engines.spec.model
+    if model.volume is not None:
+        validation.notes.append("files in volumes of a cluster were not checked")
+    else:
+        directory = (path.parent / Path(model.path).expanduser()).resolve()
+        cure = "the engines of a pool read them from it"
+        problems = checkpoint_problems(directory, tokenizer=True, cure=cure)
+        validation.problems = [f"spec.model.path: {problem}" for problem in problems]
+    return validation
 
 
 def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Validation:
@@ -168,6 +217,27 @@ def _facts(job: RLJob) -> dict[str, Any]:
         "engines": spec.own_engines,
         "pool": spec.rollout.pool,
     }
+
+
+def _pool_facts(engines: RLEnginePool) -> dict[str, Any]:
+    spec = engines.spec
+    return {
+        "name": engines.metadata.name,
+        "namespace": engines.metadata.namespace,
+        "engines": spec.replicas,
+        "gpusPerReplica": spec.gpus_per_replica,
+        "maxAdapters": spec.max_adapters,
+        "maxRank": spec.max_rank,
+    }
+
+
+def _pool_summary(path: Path, engines: RLEnginePool) -> str:
+    facts = _pool_facts(engines)
+    return (
+        f"{path}: RLEnginePool {engines.key} is valid: {facts['engines']} engine(s) of "
+        f"{facts['gpusPerReplica']} GPU(s), {facts['maxAdapters']} adapters up to rank "
+        f"{facts['maxRank']}"
+    )
 
 
 def _summary(path: Path, job: RLJob) -> str:

@@ -55,24 +55,40 @@ def _check_checkpoint(path: MarkedPath, job: RLJob) -> list[str]:
 
     Only the trained model may have random weights, and only it needs a tokenizer.
     """
-    directory, trained = Path(path.value), path.field == "spec.model.path"
-    gguf = gguf_problem(directory)
-    if not directory.is_dir():
-        missing = f"there is no directory {directory}; expected a Hugging Face checkpoint"
-        return [f"{path.field}: {gguf or missing}"]
-    problems = [_configuration(directory)]
-    if trained:
-        problems.append(_tokenizer(path.value))
+    trained, cure = path.field == "spec.model.path", None
     if not (trained and job.spec.model.init == "random"):
         cure = (
             "add them, or set spec.model.init: random"
             if trained
             else "this field needs a model with trained weights"
         )
+    problems = checkpoint_problems(Path(path.value), tokenizer=trained, cure=cure)
+    return [f"{path.field}: {problem}" for problem in problems]
+
+
+def checkpoint_problems(directory: Path, *, tokenizer: bool, cure: str | None) -> list[str]:
+    """Describe what a Hugging Face checkpoint lacks.
+
+    Parameters
+    ----------
+    directory
+        Its directory.
+    tokenizer
+        Whether it needs a tokenizer.
+    cure
+        What to do if it has no weights; None if it needs none.
+
+    """
+    gguf = gguf_problem(directory)
+    if not directory.is_dir():
+        return [gguf or f"there is no directory {directory}; expected a Hugging Face checkpoint"]
+    problems = [_configuration(directory)]
+    if tokenizer:
+        problems.append(_tokenizer(str(directory)))
+    if cure is not None:
         problems.append(_weights(directory, cure))
-    if gguf and any(problems):
-        return [f"{path.field}: {gguf}"]
-    return [f"{path.field}: {problem}" for problem in problems if problem]
+    lacking = [problem for problem in problems if problem]
+    return [gguf] if gguf and lacking else lacking
 
 
 def _configuration(directory: Path) -> str | None:
