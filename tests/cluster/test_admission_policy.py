@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
-from sluice.api import RLJob
+from sluice.api import RLEnginePool, RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
-from sluice_operator.plan import render_all
+from sluice_operator.plan import Images, render_all
+from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS
+from sluice_operator.plan.manifests.engine_pool import pool_objects
 from sluice_operator.plan.manifests.sandbox import sandbox
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.releases import make_namespace
@@ -65,6 +67,28 @@ def job(**spec: Any) -> RLJob:
 
 def job_objects(**spec: Any) -> list[Object]:
     return render_all(job(**spec))
+
+
+def pool() -> RLEnginePool:
+    metadata = {"name": "shared", "namespace": NAMESPACE, "uid": "1234"}
+    return RLEnginePool.model_validate({"metadata": metadata, "spec": {"model": {"path": "/m"}}})
+
+
+def engines(template: Object) -> Object:
+    """Return the StatefulSet of a pool with this pod as its template."""
+    (manifest,) = [
+        made
+        for made in pool_objects(pool(), Images(), NO_DEFAULTS)
+        if made["kind"] == "StatefulSet"
+    ]
+    own = manifest["spec"]["template"]
+    metadata = own["metadata"] | {
+        "annotations": (template.get("metadata") or {}).get("annotations") or {}
+    }
+    spec = (template.get("spec") or own["spec"]) | {"restartPolicy": "Always"}
+    return manifest | {
+        "spec": manifest["spec"] | {"template": {"metadata": metadata, "spec": spec}}
+    }
 
 
 def pod(**spec: Any) -> Object:
@@ -249,7 +273,11 @@ METADATA = fields(
 OBJECT = fields(
     metadata=METADATA,
     type=TEXT,
-    spec=fields(**SPEC["properties"], podTemplate=fields(metadata=METADATA, spec=SPEC)),
+    spec=fields(
+        **SPEC["properties"],
+        podTemplate=fields(metadata=METADATA, spec=SPEC),
+        template=fields(metadata=METADATA, spec=SPEC),
+    ),
 )
 REQUEST = fields(
     operation=TEXT,
@@ -354,6 +382,9 @@ async def test_the_operators_own_work_passes(ask: Callable[..., Awaitable[Ask]])
             "NetworkPolicy",
         ):
             assert await says("CREATE", child, None) == "", child["metadata"]["name"]
+    for child in pool_objects(pool(), Images(), NO_DEFAULTS):
+        assert await says("CREATE", child, None) == "", child["metadata"]["name"]
+    assert await says("UPDATE", engines({}), engines({})) == ""
     (config,) = [job_object for job_object in job_objects() if job_object["kind"] == "ConfigMap"]
     assert await says("UPDATE", config, config) == ""
     assert await says("DELETE", None, pod()) == ""
@@ -406,10 +437,10 @@ REACHING = {
 async def test_a_pod_that_reaches_for_its_node_needs_a_value(
     name: str, ask: Callable[..., Awaitable[Ask]]
 ) -> None:
-    """Or a Sandbox that would make it."""
+    """Or a Sandbox or a StatefulSet that would make it."""
     manifest, setting = REACHING[name]
     refuses, admits = await ask(), await ask("--set", setting)
-    for item in (manifest, sandbox(job(), manifest, "v1beta1")):
+    for item in (manifest, sandbox(job(), manifest, "v1beta1"), engines(manifest)):
         assert setting.partition("=")[0] in await refuses("CREATE", item, None)
         assert await admits("CREATE", item, None) == ""
 
