@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from sluice_cli.init.command import TaskOptions, write_task
 from tests.integration.run.laptop import QUICKSTART, Laptop
@@ -31,6 +33,17 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60
     )
+    return directory
+
+
+@pytest.fixture
+def pretrained(example: Path, tmp_path: Path) -> Path:
+    """Write the quickstart's model with weights, which an engine reads if it gets adapters."""
+    directory = tmp_path / "model"
+    shutil.copytree(example / "model", directory)
+    torch.manual_seed(1)
+    config = AutoConfig.from_pretrained(directory)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
 
 

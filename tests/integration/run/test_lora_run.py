@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.integration.run.laptop import Laptop, values
 
@@ -19,25 +16,14 @@ pytestmark = pytest.mark.timeout(600)
 RANK = 4
 
 
-@pytest.fixture
-def model(example: Path, tmp_path: Path) -> Path:
-    """Write the quickstart's model with weights, which an engine reads if it gets adapters."""
-    directory = tmp_path / "model"
-    shutil.copytree(example / "model", directory)
-    torch.manual_seed(1)
-    config = AutoConfig.from_pretrained(directory)
-    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
-    return directory
-
-
 @pytest.mark.parametrize(
     ("backend", "sync"), [("fsdp", "merged"), ("fsdp", "adapter"), ("megatron", "adapter")]
 )
 def test_an_adapter_trains_although_trainer_and_engine_are_killed(
-    backend: str, sync: str, model: Path, laptop: Callable[..., Laptop]
+    backend: str, sync: str, pretrained: Path, laptop: Callable[..., Laptop]
 ) -> None:
     run = laptop(
-        f"model={{path: {model}, init: pretrained}}",
+        f"model={{path: {pretrained}, init: pretrained}}",
         f"weightSync.lora={sync}",
         f"trainer.backend={backend}",
         f"trainer.lora={{rank: {RANK}, alpha: 8}}",
@@ -71,10 +57,10 @@ def test_an_adapter_trains_although_trainer_and_engine_are_killed(
 
 
 def test_responses_of_an_asynchronous_run_keep_the_version_that_they_began_with(
-    model: Path, laptop: Callable[..., Laptop]
+    pretrained: Path, laptop: Callable[..., Laptop]
 ) -> None:
     run = laptop(
-        f"model={{path: {model}, init: pretrained}}",
+        f"model={{path: {pretrained}, init: pretrained}}",
         "weightSync={lora: adapter, pauseMode: versions}",
         "trainer.backend=fsdp",
         f"trainer.lora={{rank: {RANK}, alpha: 8}}",

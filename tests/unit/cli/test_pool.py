@@ -27,6 +27,12 @@ POOLED = (
     "--set",
     "model.init=pretrained",
 )
+POOL = """\
+apiVersion: sluice.dev/v1alpha1
+kind: RLEnginePool
+metadata: {name: shared}
+spec: {model: {path: model}, gpusPerReplica: 0}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +142,65 @@ def test_validate_says_which_pool_a_job_needs(sluice: Sluice, job_file: Path) ->
     )
     [facts] = json.loads(sluice("validate", job_file, *POOLED, "-o", "json").output)
     assert (facts["job"]["engines"], facts["job"]["pool"]) == (0, "shared")
+
+
+# -- sluice pool
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        pytest.param(
+            ["model.volume={emptyDir: {}}"], "spec.model.volume: this machine has no", id="a volume"
+        ),
+        pytest.param(["model.path=nowhere"], "nowhere has no config.json", id="no model"),
+        pytest.param(["replicas=0"], "spec.replicas: 0 starts no engine", id="no engines"),
+        pytest.param(
+            ["gpusPerReplica=2", "replicas=3"],
+            "the engines need 6 GPU(s), and this machine shows 0",
+            id="more GPUs than there are",
+        ),
+    ],
+)
+def test_a_pool_that_cannot_run_here_does_not_start(
+    changes: list[str],
+    problem: str,
+    sluice: Sluice,
+    job_file: Path,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    manifest = job_file.with_name("pool.yaml")
+    manifest.write_text(POOL)
+    words = [word for change in changes for word in ("--set", change)]
+    result = sluice("pool", "up", manifest, *words)
+    assert result.exit_code == 2
+    assert problem in result.output
+    assert not state.exists()
+
+
+@pytest.mark.usefixtures("running")
+def test_a_pool_that_runs_already_does_not_start_again(sluice: Sluice, job_file: Path) -> None:
+    manifest = job_file.with_name("pool.yaml")
+    manifest.write_text(POOL)
+    result = sluice("pool", "up", manifest)
+    assert result.exit_code == 2
+    assert "error: pool shared runs already (sluice pool list)" in result.output
+
+
+@pytest.mark.usefixtures("running")
+def test_pools_are_listed_with_the_engines_that_answer(sluice: Sluice, job_file: Path) -> None:
+    assert "0 of 1 engine(s) answer (http://127.0.0.1:1)" in sluice("pool", "list").output
+    [entry] = json.loads(sluice("pool", "list", "-o", "json").output)
+    assert (entry["name"], entry["ready"]) == ("shared", 0)
+    assert entry["model"] == str(job_file.parent / "model")
+
+
+def test_commands_say_that_no_pool_runs(sluice: Sluice) -> None:
+    assert (
+        sluice("pool", "list").output == "no pool runs on this machine; sluice pool up starts one\n"
+    )
+    result = sluice("pool", "down", "shared")
+    assert result.exit_code == 2
+    assert "error: no pool shared runs on this machine" in result.output

@@ -1,0 +1,1 @@
+"""`sluice pool`: engines on this machine that several jobs share."""
