@@ -10,11 +10,11 @@ several jobs (pool_jobs.py), and a request says whose it uses.
 """
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from .. import fair_shares
 from ..fair_shares import FairShares
 from ..pool_credential import job_of, tag_of
 from .adapter_store import AdapterStore
+from .receive import failed_link, receive_data
+from .relay import route
 from .transfer import GROUP_PREFIX
 
 MANAGER = "sglang.srt.lora.lora_manager.LoRAManager"
@@ -33,7 +35,7 @@ REQUEST = "sglang.srt.managers.schedule_batch.Req"
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 # PEFT's prefix of the names of an adapter's tensors.
 PREFIX = "base_model.model."
-Named = Iterable[tuple[str, torch.Tensor]]
+log = logging.getLogger(__name__)
 
 
 def settings() -> dict[str, Any] | None:
@@ -97,6 +99,11 @@ def pin_version(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:
     request.weight_version_events = [whole]
 
 
+def is_adapter(names: Sequence[str]) -> bool:
+    """Return True if a bucket's tensors are of an adapter and not of the model."""
+    return bool(names) and names[0].startswith(PREFIX)
+
+
 def version_of(request: Any) -> str | None:
     """Return the weight version of a request that keeps it; None for other requests."""
     _, _, version = (request.lora_id or "").partition("@")
@@ -109,29 +116,12 @@ class Adapters:
     def __init__(self, store: AdapterStore) -> None:
         self.store = store
         self.shares = FairShares()
-        # Whose update is being received.
-        self._job = ""
 
     def attach(self, _: Any, runner: Any) -> None:
-        """Take adapters from `load_weights`."""
+        """Serve adapters from the memory of this rank."""
         if self.store.pool and runner.tp_rank == 0:
             self.shares.account = fair_shares.exported()
         self.store.attach(runner.lora_manager)
-        runner.model.load_weights = self.loader(runner.model.load_weights)
-
-    def loader(self, original: Callable[[Named], Any]) -> Callable[[Named], Any]:
-        """Wrap a model's `load_weights`: an update brings an adapter or the model's weights."""
-
-        def load_weights(named: Named) -> Any:
-            tensors = iter(named)
-            first = next(tensors, None)
-            if first is None:
-                return None
-            if first[0].startswith(PREFIX):
-                return self.store.take(self._job, dict(chain([first], tensors)))
-            return original(chain([first], tensors))
-
-        return load_weights
 
     def use(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
         """Let a request use the newest adapter of its job, whatever its sender says."""
@@ -142,45 +132,42 @@ class Adapters:
         return job_of(tag_of(name)) if self.store.pool else ""
 
     def update(self, original: Any, updater: Any, request: Any) -> Any:
-        """Receive a bucket, and use the adapter once its last bucket has come."""
-        self._job = self._job_of(request.group_name.removeprefix(GROUP_PREFIX))
-        # With several versions no request is interrupted, so SGLang's session is not needed: one
-        # job at a time could have it, and its end touches all requests.
-        result = receive(updater, request) if self.store.versions else original(updater, request)
-        if result.success and request.weight_version is not None:
-            try:
-                self.store.commit(self._job, request.weight_version, updater.scheduler)
-            except ValueError as error:
-                result.success, result.message = False, str(error)
-        return result
+        """Receive a bucket, and use the adapter once its last bucket has come.
+
+        Buckets of adapters come into memory that is kept, outside of SGLang's update session, which
+        one job at a time could have.
+        """
+        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqOutput
+
+        if not is_adapter(request.names):
+            return original(updater, request)
+        job = self._job_of(request.group_name.removeprefix(GROUP_PREFIX))
+        try:
+            self._receive(updater.tp_worker.model_runner.weight_updater, job, request)
+            if request.weight_version is not None:
+                self.store.commit(job, request.weight_version, updater.scheduler)
+        except Exception as error:  # as SGLang: one bad update must not end the engine
+            log.exception("an adapter has not come")
+            return UpdateWeightsFromDistributedReqOutput(success=False, message=str(error))
+        if not self.store.versions:
+            # What SGLang does after a bucket. With several versions no request is interrupted.
+            updater.flush_cache_after_weight_update(request)
+            if hasattr(updater, "record_weight_version_after_update"):  # from 0.5.21 on
+                updater.record_weight_version_after_update(request.weight_version)
+        return UpdateWeightsFromDistributedReqOutput(success=True, message="It has come.")
+
+    def _receive(self, updater: Any, job: str, request: Any) -> None:
+        """Receive a bucket. Raises RuntimeError if it has not come whole, ValueError if unfit."""
+        bucket = self.store.bucket(job, request.names, request.dtypes, request.shapes)
+        receive_data(updater, route(request.group_name), lambda: bucket.data)
+        if failure := failed_link():
+            raise RuntimeError(failure)
+        self.store.received(job, bucket)
 
     def forget(self, original: Any, scheduler: Any, request: Any) -> Any:
         """Drop the adapter of a job that has ended (pool_jobs.py)."""
         self.store.forget(request.lora_id, scheduler)
         return self.store.manager.create_lora_update_result(success=True)
-
-
-def receive(updater: Any, request: Any) -> Any:
-    """Receive and load one bucket as SGLang does inside a session."""
-    from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqOutput
-
-    runner = updater.tp_worker.model_runner
-    if not hasattr(runner, "weight_updater"):  # before 0.5.21
-        success, message = updater.tp_worker.update_weights_from_distributed(request)
-        return UpdateWeightsFromDistributedReqOutput(success=success, message=message)
-    try:
-        bucket = runner.weight_updater.receive_weights_from_distributed(
-            names=request.names,
-            dtypes=request.dtypes,
-            shapes=request.shapes,
-            group_name=request.group_name,
-            load_format=request.load_format,
-        )
-    except Exception as error:  # as SGLang: a sender that died must not end the engine
-        message = f"Failed to receive weights: {error}"
-        return UpdateWeightsFromDistributedReqOutput(success=False, message=message)
-    success, message = runner.weight_updater.load_weights_from_distributed(bucket)
-    return UpdateWeightsFromDistributedReqOutput(success=success, message=message)
 
 
 class Unlocked:

@@ -6,7 +6,8 @@ adapter. Here it gets the tensors that updates have brought, and copies them to 
 """
 
 import logging
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from .. import tell_once
 from .adapter_places import Places, clear
+from .transfer import memory, unpack
 
 # The adapter's name inside SGLang if the engine has one job. Versions are called sluice@3, those of
 # a pool's jobs NAMESPACE/JOB@3.
@@ -30,17 +32,74 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
+class Bucket:
+    """Tensors that come together, as views of one piece of memory.
+
+    names, dtypes, shapes: as the trainer names them. data: 1-D uint8.
+    """
+
+    names: Sequence[str]
+    dtypes: Sequence[Any]
+    shapes: Sequence[Any]
+    data: torch.Tensor
+    tensors: Tensors
+
+    @classmethod
+    def of(cls, names: Any, dtypes: Any, shapes: Any, device: Any) -> "Bucket":
+        data = memory(dtypes, shapes, device)
+        return cls(names, dtypes, shapes, data, dict(unpack(data, names, dtypes, shapes)))
+
+    def fits(self, names: Any, dtypes: Any, shapes: Any) -> bool:
+        """Return True if other tensors of these names and shapes can come into the same memory."""
+        same = (self.names, self.dtypes, self.shapes) == (names, dtypes, shapes)
+        # A tensor that does not begin where its type may is a copy, not a view.
+        return same and all(
+            tensor.untyped_storage().data_ptr() == self.data.data_ptr()
+            for tensor in self.tensors.values()
+        )
+
+
+@dataclass(slots=True)
+class Version:
+    """A version of an adapter: all tensors of an update, by PEFT's names."""
+
+    buckets: list[Bucket] = field(default_factory=list)
+    scaling: float = 1.0
+    _tensors: Tensors = field(default_factory=dict)
+    _signature: Signature = ()
+
+    def settle(self) -> None:
+        """Read the scaling, and list the tensors, whose memory may be that of an older version."""
+        if not self._tensors:
+            named = {name: t for bucket in self.buckets for name, t in bucket.tensors.items()}
+            self._tensors = {name: named[name] for name in sorted(named) if name != SCALING}
+            self._signature = tuple((name, t.shape) for name, t in self._tensors.items())
+        for bucket in self.buckets:
+            if SCALING in bucket.tensors:
+                self.scaling = float(bucket.tensors[SCALING])
+
+    @property
+    def tensors(self) -> Tensors:
+        return self._tensors
+
+    @property
+    def signature(self) -> Signature:
+        return self._signature
+
+    @property
+    def rank(self) -> int:
+        return max(t.shape[0] for name, t in self._tensors.items() if ".lora_A." in name)
+
+
+@dataclass(slots=True)
 class JobAdapter:
     """The adapter of a job: the versions that are held, and the update that is coming."""
 
-    # By PEFT's names. Those of `arrived` belong to the update, others wait to be overwritten.
-    coming: Tensors = field(default_factory=dict)
-    arrived: set[str] = field(default_factory=set)
-    scaling: float = 1.0
+    coming: list[Bucket] = field(default_factory=list)
     # Names inside SGLang, the newest last.
     held: list[str] = field(default_factory=list)
-    # Memory of a version that is not held any more.
-    spare: Tensors = field(default_factory=dict)
+    # A version that is not held any more, and whose memory is used for the next one.
+    spare: Version | None = None
 
 
 class AdapterStore:
@@ -62,8 +121,8 @@ class AdapterStore:
         self.rank, self.versions, self.pool = rank, versions, pool
         self.manager: Any = None
         self.jobs: dict[str, JobAdapter] = {}
-        # The tensors of each adapter that SGLang knows, by its name there.
-        self._weights: dict[str, Tensors] = {}
+        # The adapters that SGLang knows, by their names there.
+        self._known: dict[str, Version] = {}
         # None: SGLang has such adapters in unknown places.
         self._places: dict[Signature, Places | None] = {}
         self._filled: dict[int, Signature] = {}
@@ -85,42 +144,38 @@ class AdapterStore:
         adapter = self.jobs.get(job)
         return adapter.held[-1] if adapter and adapter.held else None
 
-    def take(self, job: str, bucket: Tensors) -> None:
-        """Keep a bucket of tensors, which holds whole layers. Raises ValueError if it is unfit."""
+    def bucket(self, job: str, names: Any, dtypes: Any, shapes: Any) -> Bucket:
+        """Return memory for the next bucket of a job's update, which holds whole layers.
+
+        Raises ValueError if the engine cannot serve such tensors. A bucket that comes again begins
+        a new update: the trainer of the one before has died.
+        """
         adapter = self.jobs.setdefault(job, JobAdapter())
-        scaling = bucket.pop(SCALING, None)
-        if scaling is not None:
-            adapter.scaling = float(scaling)
-        if not bucket:
-            return
-        check_joined(bucket)
-        self._check(bucket)
-        _wait_for(self._read)
-        for name, tensor in bucket.items():
-            kept = adapter.coming.get(name)
-            if kept is None or kept.shape != tensor.shape:
-                adapter.coming[name] = torch.empty(
-                    tensor.shape, dtype=self.manager.dtype, device=self.manager.device
-                )
-        # The bucket's memory is used again. All ranks get whole tensors and cut their part.
-        torch._foreach_copy_([adapter.coming[name] for name in bucket], list(bucket.values()))
+        if any(known.names[0] == names[0] for known in adapter.coming):
+            adapter.coming = []
+        place, spare = len(adapter.coming), adapter.spare.buckets if adapter.spare else []
+        if place < len(spare) and spare[place].fits(names, dtypes, shapes):
+            if self._read is not None:
+                self._read.synchronize()
+            return spare[place]
+        self._check(dict(zip(names, shapes, strict=True)))
+        return Bucket.of(names, dtypes, shapes, self.manager.device)
+
+    def received(self, job: str, bucket: Bucket) -> None:
+        """Note that a bucket has come."""
+        self.jobs[job].coming.append(bucket)
         self._written = _recorded(self.manager.device)
-        adapter.arrived |= bucket.keys()
 
     def commit(self, job: str, version: str, scheduler: Any) -> None:
         """Serve the adapter whose tensors have come. Raises ValueError if it does not fit."""
-        adapter = self.jobs.get(job)
-        if adapter is None or not adapter.arrived:
-            raise ValueError("an update of an adapter has brought no tensors")
-        weights = {name: adapter.coming[name] for name in sorted(adapter.arrived)}
-        signature = _signature(weights)
-        if signature not in self._places:
-            self._places[signature] = self._look_up(signature)
+        adapter = self.jobs[job]
+        new = self._settled(adapter)
+        if new.signature not in self._places:
+            self._places[new.signature] = self._look_up(new.signature)
         name = f"{job or NAME}@{version}" if self.versions else NAME
-        self._know(name, adapter, weights)
-        adapter.coming, adapter.spare, adapter.arrived = adapter.spare, {}, set()
-        replaced = self._weights.get(name)
-        self._weights[name] = weights
+        self._know(name, adapter, new)
+        replaced = self._known.get(name)
+        self._known[name] = new
         if replaced is not None:
             adapter.spare = replaced
             adapter.held.remove(name)
@@ -132,6 +187,20 @@ class AdapterStore:
             tell_once("each version of an adapter is held until no request uses it")
             self._drop_unused(adapter, scheduler)
 
+    def _settled(self, adapter: JobAdapter) -> Version:
+        """Return the version that has come: a new one, or the spare one whose memory it has."""
+        spare, buckets = adapter.spare, adapter.coming
+        adapter.coming, adapter.spare = [], None
+        same = spare is not None and len(spare.buckets) == len(buckets)
+        if spare is not None and same and all(map(operator.is_, spare.buckets, buckets)):
+            new = spare
+        else:
+            new = Version(buckets)
+        new.settle()
+        if not new.tensors:
+            raise ValueError("an update of an adapter has brought no tensors")
+        return new
+
     def forget(self, job: str, scheduler: Any) -> None:
         """Free the memory of a job that has ended, unless requests use it."""
         adapter = self.jobs.get(job)
@@ -141,7 +210,7 @@ class AdapterStore:
             self._remove(name)
         del self.jobs[job]
 
-    def _check(self, bucket: Tensors) -> None:
+    def _check(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise ValueError unless the engine has memory for such tensors.
 
         SGLang itself would only notice when a request needs the adapter, and end.
@@ -149,11 +218,14 @@ class AdapterStore:
         from sglang.srt.lora.utils import get_normalized_target_modules
 
         adapted = self.manager.memory_pool.target_modules
-        for name, tensor in bucket.items():
+        check_joined(name for name in shapes if name != SCALING)
+        for name, shape in shapes.items():
+            if name == SCALING:
+                continue
             layer, _, side = name.removesuffix(".weight").rpartition(".")
-            if side not in ("lora_A", "lora_B") or tensor.dim() != 2:
-                raise ValueError(f"{name} {list(tensor.shape)} is no matrix A or B of an adapter")
-            rank = tensor.shape[0 if side == "lora_A" else 1]
+            if side not in ("lora_A", "lora_B") or len(shape) != 2:
+                raise ValueError(f"{name} {list(shape)} is no matrix A or B of an adapter")
+            rank = shape[0 if side == "lora_A" else 1]
             if rank > self.rank:
                 raise ValueError(
                     f"the adapter has rank {rank}, and this engine was started for {self.rank}"
@@ -168,7 +240,7 @@ class AdapterStore:
             log.warning("this SGLang has adapters in unknown places: %r", error)
             return None
 
-    def _know(self, name: str, adapter: JobAdapter, weights: Tensors) -> None:
+    def _know(self, name: str, adapter: JobAdapter, new: Version) -> None:
         """Make the name known to SGLang, with rank and scaling.
 
         All versions of an adapter share one object of SGLang, which costs milliseconds.
@@ -177,24 +249,23 @@ class AdapterStore:
 
         reference = LoRARef(lora_id=name, lora_name=name, lora_path=name, pinned=False)
         older = next(iter(adapter.held), None)
-        rank = max(tensor.shape[0] for key, tensor in weights.items() if ".lora_A." in key)
-        if older is not None and self.manager.configs[older].r == rank:
+        if older is not None and self.manager.configs[older].r == new.rank:
             shared = self.manager.loras[older]
-            shared.scaling = adapter.scaling
+            shared.scaling = new.scaling
             self.manager.configs[name] = self.manager.configs[older]
             self.manager.loras[name] = shared
             self.manager.lora_refs[name] = reference
             return
         config = {
             "peft_type": "LORA",
-            "r": rank,
-            "lora_alpha": adapter.scaling * rank,
-            "target_modules": sorted({key.split(".")[-3] for key in weights}),
+            "r": new.rank,
+            "lora_alpha": new.scaling * new.rank,
+            "target_modules": sorted({key.split(".")[-3] for key in new.tensors}),
         }
         result = self.manager.load_lora_adapter_from_tensors(reference, {}, config)
         if not result.success:
             raise ValueError(f"SGLang cannot serve the adapter: {result.error_message}")
-        self.manager.loras[name].scaling = adapter.scaling
+        self.manager.loras[name].scaling = new.scaling
 
     def _slot(self, name: str) -> int | None:
         """Return the adapter's slot in SGLang's memory; None if it has none at present."""
@@ -203,15 +274,15 @@ class AdapterStore:
 
     def _load(self, name: str | None, slot: int, *args: Any) -> None:
         """Fill a slot, in place of SGLang's function."""
-        if name in self._weights:
+        if name in self._known:
             self._fill(name, slot)
         else:
             self._filled.pop(slot, None)
             self._load_by_sglang(name, slot, *args)
 
     def _fill(self, name: str, slot: int) -> None:
-        weights = self._weights[name]
-        signature = _signature(weights)
+        version = self._known[name]
+        weights, signature = version.tensors, version.signature
         places = self._places[signature]
         _wait_for(self._written)
         if places is not None and places.proven:
@@ -265,8 +336,8 @@ class AdapterStore:
                 adapter.spare = self._remove(name)
                 log.info("the adapter %s is not used any more", name)
 
-    def _remove(self, name: str) -> Tensors:
-        """Forget an adapter, and return its tensors, whose memory may be used again."""
+    def _remove(self, name: str) -> Version:
+        """Forget an adapter, and return it, as its memory may be used again."""
         from sglang.srt.lora.mem_pool import EMPTY_SLOT
 
         memory = self.manager.memory_pool
@@ -276,7 +347,7 @@ class AdapterStore:
             memory.eviction_policy.remove(name)
         for known in (self.manager.configs, self.manager.loras, self.manager.lora_refs):
             known.pop(name, None)
-        return self._weights.pop(name)
+        return self._known.pop(name)
 
 
 def names_in_use(scheduler: Any) -> set[str | None]:
@@ -298,10 +369,6 @@ def check_joined(names: Iterable[str]) -> None:
                 f"SGLang joins q_proj, k_proj and v_proj: an adapter of {layer} needs one of "
                 f"{companion}: add it to trainer.lora.targetModules"
             )
-
-
-def _signature(tensors: Tensors) -> Signature:
-    return tuple((name, tensor.shape) for name, tensor in tensors.items())
 
 
 def _recorded(device: Any) -> Any:

@@ -143,15 +143,22 @@ def receive_bucket(
     original: Any, updater: Any, *, names: Any, dtypes: Any, shapes: Any, group_name: str
 ) -> Named:
     """Replace SGLang 0.5.21's method."""
-    source = updater._model_update_group[group_name]
+    way = _routes.pop(group_name, Route(group_name))
+    data = receive_data(updater, way, lambda: memory(dtypes, shapes, updater.device))
+    return unpack(data, names, dtypes, shapes)
+
+
+def receive_data(updater: Any, way: Route, make_room: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Receive the bytes of a bucket into the memory that `make_room` returns."""
+    source = updater._model_update_group[way.source]
     links.make_room()
     with buffers.receiving(updater.device):
-        data = memory(dtypes, shapes, updater.device)
+        data = make_room()
         buffers.keep(data)
-        links.begin(source, data, _routes.pop(group_name, Route(group_name)))
+        links.begin(source, data, way)
         if not isinstance(source, Link):
             look_after(source, data)
-    return unpack(data, names, dtypes, shapes)
+    return data
 
 
 def load_whole(original: Any, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
