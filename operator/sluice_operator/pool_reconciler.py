@@ -83,7 +83,8 @@ class PoolReconciler:
         ready = len(observed.pods) >= pool.spec.replicas and all(
             map(podstate.is_ready, observed.pods)
         )
-        return LOOK_SECONDS if ready else STARTING_SECONDS
+        pause = LOOK_SECONDS if ready else STARTING_SECONDS
+        return pause if decision.requeue_after is None else min(pause, decision.requeue_after)
 
     async def _carry_out(self, pool: RLEnginePool, stored: KubeObject, decision: PoolPlan) -> None:
         """Write the status, delete, create, and tell what has changed."""

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from sluice.api import API_VERSION
+from sluice.api import API_VERSION, RLEnginePool
 from sluice.api.pool import KIND
 from sluice_operator.cluster import errors
+from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.cluster import job_key
+from sluice_operator.cluster.kube.engine_pools import KubePools
 from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.kube.store import Store, lean_job
+from sluice_operator.plan import Deletion
+from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS
 from tests.cluster.conftest import StartUnder
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import Operator
@@ -279,6 +285,34 @@ async def test_a_pool_that_waits_for_its_objects_says_that_it_is_used(
     await pools.delete("Foreground")
     await pools.until_ready_is("False", "being deleted; unfinished jobs use it: demo")
     await pools.world.gone("shared-engine-0")
+
+
+async def test_a_pod_on_a_dead_node_is_deleted_by_force_and_replaced(
+    operator: Operator, pools: Pools
+) -> None:
+    """It was deleted, as Kubernetes does with pods of a node that does not answer."""
+    await pools.create(replicas=1)
+    await pools.until_pods(1)
+    await pools.world.bind("shared-engine-0")
+    before = (await pools.world.pods("engine"))["shared-engine-0"]["metadata"]["uid"]
+    cluster = KubePools(
+        pools.api, "test", JobKeys(bytes(32)), "default", NO_DEFAULTS, Store(job_key, lean_job)
+    )
+    stored = await pools.api.get(path(KIND, pools.namespace, "shared"))
+    for pod in (await pools.world.pods("engine")).values():
+        cluster.pods.put(pod)
+    await pools.api.delete(
+        path("Pod", pools.namespace, "shared-engine-0"), {"gracePeriodSeconds": 600}
+    )
+    await cluster.delete(
+        RLEnginePool.model_validate(stored), [Deletion("Pod", "shared-engine-0", 0)]
+    )
+
+    async def is_replaced() -> bool:
+        pods = await pools.world.pods("engine")
+        return bool(pods) and pods["shared-engine-0"]["metadata"]["uid"] != before
+
+    await pools.world.until(is_replaced)
 
 
 @pytest.mark.parametrize("mode", ["cluster", "namespaces"])

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from sluice.api import LastFailure, RLEnginePool, RLEnginePoolStatus
 from sluice.api.pool import PoolCondition
+from sluice_operator.plan.decide.deletion import deletions, exit_times
 from sluice_operator.plan.facts import clock, names, podstate
 from sluice_operator.plan.facts.constants import (
     ENGINES_NOT_READY,
@@ -41,6 +42,7 @@ from sluice_operator.plan.manifests.optional_objects import (
     pool_budget,
 )
 from sluice_operator.plan.report.blocked import blocked
+from sluice_operator.plan.report.events import of_deletions
 
 _LONGEST_NOTE = 2048
 
@@ -64,12 +66,16 @@ class PoolObserved:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """The work of one pass, in this order: status, deletions, creations, events."""
+    """The work of one pass, in this order: status, deletions, creations, events.
+
+    requeue_after: seconds after which the plan may change although the cluster does not.
+    """
 
     status: RLEnginePoolStatus
     create: tuple[KubeObject, ...] = ()
     delete: tuple[Deletion, ...] = ()
     events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
 
 
 def plan_pool(
@@ -93,9 +99,14 @@ def plan_pool(
         status = _status(pool, observed, _ending(observed), now)
         return PoolPlan(status, events=_events_of_end(pool, observed))
     status = _status(pool, observed, _readiness(pool, observed, now), now)
-    changed = _missing(pool, observed, images)
-    events = (*_events_of_changes(observed, changed), *_events_of_readiness(pool, status))
-    return PoolPlan(status, changed, _unwanted(pool, observed), events)
+    changed, stuck = _missing(pool, observed, images), _stuck(observed, now)
+    events = (
+        *_events_of_changes(observed, changed),
+        *_events_of_readiness(pool, status),
+        *of_deletions(stuck),
+    )
+    due = clock.until_next(exit_times(observed.pods), now)
+    return PoolPlan(status, changed, (*_unwanted(pool, observed), *stuck), events, due)
 
 
 def invalid_status(
@@ -165,6 +176,16 @@ def _unwanted(pool: RLEnginePool, observed: PoolObserved) -> tuple[Deletion, ...
         for kind, name in extra_keys(pool)
         if (kind, name) in observed.objects and (kind, name) not in wanted
     )
+
+
+def _stuck(observed: PoolObserved, now: datetime) -> tuple[Deletion, ...]:
+    """Delete pods by force that do not end, because their nodes are dead.
+
+    The StatefulSet's controller replaces a pod only once it is gone, because it cannot know that
+    an engine has no state.
+    """
+    leaving = [pod for pod in observed.pods if podstate.is_terminating(pod)]
+    return deletions(leaving, now)
 
 
 # -- status
@@ -252,8 +273,14 @@ def _cause(observed: PoolObserved, now: datetime) -> str:
     if failures:
         newest = max(failures, key=lambda failure: clock.parse(failure.time))
         return f"{newest.pod}: {_headline(newest)}"
-    obstacle = blocked(unready, observed.warned)
-    return obstacle.text() if obstacle else ""
+    if obstacle := blocked(unready, observed.warned):
+        return obstacle.text()
+    gated = next((pod for pod in unready if podstate.is_gated(pod)), None)
+    if gated is None:
+        return ""
+    queue = podstate.queue(gated)
+    by = f"the queue {queue}" if queue else ", ".join(podstate.gates(gated))
+    return f"{podstate.name(gated)} waits for admission by {by}"
 
 
 def _headline(failure: LastFailure) -> str:

@@ -298,6 +298,39 @@ def test_the_time_of_a_transition_stays_until_the_next_one() -> None:
     assert both.last_transition_time == first.last_transition_time == "2026-01-31T12:00:00Z"
 
 
+def test_a_queue_is_a_cause() -> None:
+    pool, pod = make_pool(), engine_pod(0, ready=False, phase="Pending", containerStatuses=[])
+    pod["spec"] = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "engines"
+    (condition,) = planned(pool, after(pool, pod)).status.conditions
+    assert condition.message == (
+        "0 of 2 engines answer; shared-engine-0 waits for admission by the queue engines"
+    )
+
+
+# -- dead nodes
+
+
+def leaving(ended_at: str) -> KubeObject:
+    """Return a pod that was deleted, and whose grace period ended then."""
+    pod = engine_pod(1, ready=False)
+    pod["metadata"]["deletionTimestamp"] = ended_at
+    return pod
+
+
+def test_a_pod_on_a_dead_node_is_deleted_by_force() -> None:
+    pool = make_pool()
+    decision = planned(pool, after(pool, engine_pod(0), leaving("2026-01-31T11:55:00Z")))
+    assert decision.delete == (Deletion("Pod", "shared-engine-1", 0),)
+    assert [event.reason for event in decision.events] == ["PodForceDeleted"]
+
+
+def test_a_pod_that_may_still_end_is_waited_for() -> None:
+    pool = make_pool()
+    decision = planned(pool, after(pool, engine_pod(0), leaving("2026-01-31T11:55:10Z")))
+    assert (decision.delete, decision.requeue_after) == ((), 10)
+
+
 # -- events
 
 BOTH = (engine_pod(0), engine_pod(1))

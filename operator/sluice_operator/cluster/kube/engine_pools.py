@@ -6,16 +6,19 @@ Pools and their pods are watched as jobs are. The pods are made by the StatefulS
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sluice.api import FINISHED, RLEnginePool, RLEnginePoolStatus
 from sluice.api.pool import KIND
+from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube import optional_objects, stored_status
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.events import PodWarnings, post
 from sluice_operator.cluster.kube.owned import OwnedObjects
+from sluice_operator.cluster.kube.paths import path
 from sluice_operator.cluster.kube.server_warnings import (
     ServerWarning,
     ServerWarnings,
@@ -143,7 +146,23 @@ class KubePools:
                 await self.tell(stored, self._server_warnings.news(uid(stored), warnings))
 
     async def delete(self, pool: RLEnginePool, deletions: Sequence[Deletion]) -> None:
-        await asyncio.gather(*(self._owned.delete(pool, deletion) for deletion in deletions))
+        await asyncio.gather(*(self._delete(pool, deletion) for deletion in deletions))
+
+    async def _delete(self, pool: RLEnginePool, deletion: Deletion) -> None:
+        if deletion.kind != "Pod":
+            await self._owned.delete(pool, deletion)
+            return
+        for pod in self._pods(pool):
+            if pod["metadata"]["name"] == deletion.name:
+                at = path("Pod", pool.metadata.namespace, deletion.name)
+                body = {
+                    "gracePeriodSeconds": deletion.grace,
+                    "preconditions": {"uid": uid(pod)},
+                }
+                # Not found: it is gone. A conflict: another one has its name.
+                with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
+                    await self._api.delete(at, body)
+                self.pods.bury(pod)
 
     async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None:
         """Create events about a pool."""
