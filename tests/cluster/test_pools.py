@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from sluice.api import API_VERSION, RLEnginePool
 from sluice.api.pool import KIND
@@ -19,8 +23,9 @@ from sluice_operator.cluster.kube.engine_pools import KubePools
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import Store, lean_job
 from sluice_operator.plan import Deletion
+from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS
-from tests.cluster.conftest import StartUnder
+from tests.cluster.conftest import CRDS, StartOperator, StartUnder
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import Operator
 from tests.cluster.releases import Release
@@ -227,6 +232,69 @@ async def test_an_engine_that_fails_is_named_with_its_last_words(
     await pools.world.set_status(pod, phase="Running", containerStatuses=[status])
     await pools.until_ready_is("False", "shared-engine-0: engine: no such model: /models/tiny")
     assert (await pools.until_told("EnginesNotReady"))["type"] == "Warning"
+
+
+@asynccontextmanager
+async def engine_metrics(address: str) -> AsyncIterator[None]:
+    """Serve /metrics of an engine that generates about 1,000 tokens per second."""
+    start = time.monotonic()
+
+    async def metrics(_: web.Request) -> web.Response:
+        tokens = 1000 * (time.monotonic() - start)
+        text = "# TYPE sglang:generation_tokens_total counter\n"
+        return web.Response(text=f'{text}sglang:generation_tokens_total{{m="x"}} {tokens}\n')
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, address, names.PORTS["http"]).start()
+    yield
+    await runner.cleanup()
+
+
+async def test_the_operator_asks_engines_for_their_tokens(
+    start: StartOperator, pools: Pools
+) -> None:
+    # An address that no engine of another test listens on.
+    address = "127.0.0.77"
+    async with engine_metrics(address):
+        await start(SLUICE_PROBE_SECONDS="1")
+        await pools.create(replicas=1)
+        await pools.until_pods(1)
+        await pools.run()
+        (pod,) = (await pools.world.pods("engine")).values()
+        await pools.world.set_status(pod, podIP=address, podIPs=[{"ip": address}])
+
+        async def counts() -> bool:
+            rate = (await pools.status()).get("tokensPerSecond", "")
+            return rate != "" and 900 < float(rate) < 1100
+
+        await pools.world.until(counts)
+
+
+async def test_the_operator_waits_for_the_crd_of_pools(
+    plane: ControlPlane, world: World, tmp_path: Path
+) -> None:
+    """Served no more, but kept: other tests need it."""
+    crd = f"{CRDS}/rlenginepools.sluice.dev"
+    versions = (await world.api.get(crd))["spec"]["versions"]
+    other = {**versions[0], "name": "v9", "storage": False}
+    await world.api.merge(crd, {"spec": {"versions": [{**versions[0], "served": False}, other]}})
+    log = tmp_path / "operator.log"
+    operator = Operator(plane.kubeconfig, world.namespace, log)
+    try:
+
+        async def waits() -> bool:
+            return "waiting for the lists of jobs, pools and pods" in log.read_text()
+
+        await world.until(waits)
+        assert operator.get("/readyz")[0] == 503
+        await world.api.merge(crd, {"spec": {"versions": versions}})
+        await operator.ready()
+    finally:
+        operator.kill()
+        await world.api.merge(crd, {"spec": {"versions": versions}})
 
 
 async def test_jobs_are_counted_and_told_of_changes(operator: Operator, pools: Pools) -> None:

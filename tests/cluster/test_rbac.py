@@ -82,7 +82,15 @@ async def test_the_operator_may_do_no_more_than_its_work(release: Release, world
     account = f"system:serviceaccount:{release.namespace}:{release.name}-sluice"
     own, elsewhere = world.namespace, "default"
     assert await allowed(
-        release.api, account, own, "list pods", "create secrets", "patch rljobs/status"
+        release.api,
+        account,
+        own,
+        "list pods",
+        "create secrets",
+        "patch rljobs/status",
+        "watch rlenginepools",
+        "patch rlenginepools/status",
+        "patch statefulsets",
     )
     assert await refused(
         release.api,
@@ -96,6 +104,11 @@ async def test_the_operator_may_do_no_more_than_its_work(release: Release, world
         "get pods/log",
         "create rljobs",
         "patch rljobs",
+        "create rlenginepools",
+        "patch rlenginepools",
+        "delete rlenginepools",
+        "delete statefulsets",
+        "list statefulsets",
         "create serviceaccounts/token",
         "create rolebindings",
         "get leases",
@@ -191,6 +204,7 @@ GROUPS = {
     "rljobs": "sluice.dev",
     "rlenginepools": "sluice.dev",
     "leases": "coordination.k8s.io",
+    "statefulsets": "apps",
     "rolebindings": "rbac.authorization.k8s.io",
 }
 
