@@ -33,7 +33,17 @@ def render_file(path: Path, overrides: list[str]) -> tuple[str, list[str]]:
 
     job = load_job(path, overrides)
     objects = render_all(job)
-    return to_yaml(objects), list(local_paths(job, path.resolve().parent, objects))
+    warnings = list(local_paths(job, path.resolve().parent, objects))
+    return to_yaml(objects), _pool_warnings(job) + warnings
+
+
+def _pool_warnings(job: RLJob) -> list[str]:
+    if not job.spec.uses_pool:
+        return []
+    return [
+        f"spec.rollout.pool: a cluster makes one worker for each engine of {job.spec.rollout.pool}"
+        f"; here there are rollout.replicas ({job.spec.replicas})"
+    ]
 
 
 def local_paths(job: RLJob, base: Path, objects: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -10,6 +10,8 @@ import typer
 from sluice.api import ManifestError, RLEnginePool, load_pool
 from sluice_cli.exits import Exit
 from sluice_cli.pool.host import EngineGaveUpError, PoolHost
+from sluice_cli.validate import footprint
+from sluice_cli.validate.missing_files import checkpoint_problems
 from sluice_client.resolve import resolve_pool
 from sluice_operator.cluster.local import gpus, pools, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
@@ -48,11 +50,8 @@ def check(pool: RLEnginePool) -> None:
             "spec.model.volume: this machine has no volumes of a cluster; leave it out and set "
             "spec.model.path to a directory"
         )
-    if not (Path(spec.model.path) / "config.json").is_file():
-        raise ManifestError(
-            f"spec.model.path: {spec.model.path} has no config.json; expected the directory of a "
-            "Hugging Face checkpoint"
-        )
+    if problems := checkpoint_problems(Path(spec.model.path), tokenizer=True, cure="add them"):
+        raise ManifestError("\n".join(f"spec.model.path: {problem}" for problem in problems))
     if spec.replicas == 0:
         raise ManifestError("spec.replicas: 0 starts no engine; expected at least 1")
     needed, visible = spec.replicas * spec.gpus_per_replica, len(gpus.visible_gpus())
@@ -62,6 +61,8 @@ def check(pool: RLEnginePool) -> None:
             "(CUDA_VISIBLE_DEVICES); lower spec.replicas, or set spec.gpusPerReplica: 0 to run on "
             "CPUs"
         )
+    if problem := footprint.pool_shortage(spec):
+        raise ManifestError(problem)
 
 
 async def _run(pool: RLEnginePool, directory: Path) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.api import RLJob, RLJobSpec
+from sluice.api import RLEnginePoolSpec, RLJob, RLJobSpec
 from sluice.model_parts import safetensors_header
 from sluice_operator.cluster.local import gpus
 
@@ -50,9 +50,21 @@ def shortage(job: RLJob) -> str:
     return "" if count is None else shortage_on(spec, count, this_machine())
 
 
+def pool_shortage(spec: RLEnginePoolSpec) -> str:
+    """Say why the engines of a resolved pool do not fit into this machine; empty if they may."""
+    count = parameters(Path(spec.model.path))
+    if count is None:
+        return ""
+    least = _of_engines(count, spec.replicas, spec.gpus_per_replica)
+    return _comparison(least, count, this_machine())
+
+
 def shortage_on(spec: RLJobSpec, count: int, machine: MachineMemory) -> str:
     """Say why `count` parameters do not fit into a machine; empty if they may fit."""
-    least = needs(spec, count)
+    return _comparison(needs(spec, count), count, machine)
+
+
+def _comparison(least: MemoryNeeds, count: int, machine: MachineMemory) -> str:
     model = f"spec.model.path: a model of {_billions(count)} parameters"
     if least.memory > machine.memory:
         return (
@@ -63,7 +75,7 @@ def shortage_on(spec: RLJobSpec, count: int, machine: MachineMemory) -> str:
         return ""
     for role, size, remedy in (
         ("trainer", least.trainer_gpu, "raise trainer.gpusPerNode, or set trainer.cpuOffload"),
-        ("engine", least.engine_gpu, "raise rollout.gpusPerReplica"),
+        ("engine", least.engine_gpu, "raise gpusPerReplica of the engines"),
     ):
         if size > machine.gpu:
             return (
@@ -79,7 +91,7 @@ def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
     Engines of a pool are not the job's.
     """
     trainer, rollout = spec.trainer, spec.rollout
-    host = trainer_gpu = engine_gpu = 0
+    host = trainer_gpu = 0
     if not spec.debug.rollout_only:
         optimizer = trainer.optimizer
         moments = (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype)
@@ -94,13 +106,16 @@ def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
             fraction = trainer.cpu_offload_fraction or 1.0
             host = int(state * fraction) if trainer.cpu_offload == "optimizer" else 0
             trainer_gpu = (state - host + gradients) // trainer.world_size
-    engines = spec.own_engines
-    # Engines hold bf16 weights on GPUs, and compute in fp32 on a CPU.
-    if engines and rollout.gpus_per_replica:
-        engine_gpu = 2 * count // (rollout.gpus_per_replica * rollout.nodes_per_replica)
-    elif engines:
-        host += 4 * count * engines
-    return MemoryNeeds(host, trainer_gpu, engine_gpu)
+    gpus_of_engine = rollout.gpus_per_replica * rollout.nodes_per_replica
+    engines = _of_engines(count, spec.own_engines, gpus_of_engine)
+    return MemoryNeeds(host + engines.memory, trainer_gpu, engines.engine_gpu)
+
+
+def _of_engines(count: int, engines: int, gpus_of_engine: int) -> MemoryNeeds:
+    """Return the needs of engines, which hold bf16 weights on GPUs and fp32 ones on a CPU."""
+    if engines and gpus_of_engine:
+        return MemoryNeeds(engine_gpu=2 * count // gpus_of_engine)
+    return MemoryNeeds(memory=4 * count * engines)
 
 
 def parameters(directory: Path) -> int | None:

@@ -89,6 +89,8 @@ async def serve() -> None:
         pages={"/engine/metrics": partial(metrics.of_engine, url)},
     )
     spec = env.job().spec
+    if spec.uses_pool:
+        readiness.waits_for = f"the engine {url} of pool {spec.rollout.pool} does not answer yet"
     pods = _episode_pods(env, spec)
     code = UserCode.load(spec, pods)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))

@@ -20,15 +20,28 @@ ENABLED = ("--set", "metrics.podMonitor.enabled=true")
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+def prometheus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Prometheus]:
+    """Scrapes the pods of one of JOBS, which the test names as a parameter."""
     file = tmp_path / "pods.json"
-    write_pods((pod for pod in render_all(JOBS["cluster"]) if pod["kind"] == "Pod"), file)
+    write_pods((pod for pod in render_all(JOBS[request.param]) if pod["kind"] == "Pod"), file)
     monitor = find_object(objects("defaults", *ENABLED), "PodMonitor", "sluice-jobs")["spec"]
     with Prometheus(tmp_path, {"scrape_configs": scrapes(monitor, file)}) as server:
         server.until(server.targets, "aware of targets")
         yield server
 
 
+@pytest.mark.parametrize("prometheus", ["pool"], indirect=True)
+def test_an_engine_of_a_pool_is_not_scraped_by_way_of_each_of_its_jobs(
+    prometheus: Prometheus,
+) -> None:
+    paths = {
+        (target["labels"]["role"], target["labels"].get("metrics_path", ""))
+        for target in prometheus.targets()
+    }
+    assert paths == {(role, "") for role in ("buffer", "rendezvous", "rollout", "trainer")}
+
+
+@pytest.mark.parametrize("prometheus", ["cluster"], indirect=True)
 def test_pods_are_scraped_under_the_labels_that_a_run_on_a_laptop_gives(
     prometheus: Prometheus,
 ) -> None:

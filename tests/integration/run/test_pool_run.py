@@ -5,6 +5,8 @@ A job that is killed does not disturb the others, and all go on after an engine 
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sluice_operator.cluster.local import pools
+from sluice_operator.cluster.local.services import TARGETS_FILE
 from tests.integration.run.laptop import Laptop, processes_of, values
 from tests.integration.run.pool_process import NAME, PoolProcess, write_manifest
 
@@ -81,6 +84,11 @@ def test_two_jobs_share_an_engine_although_one_of_them_and_the_engine_are_killed
     for run in (first, second):
         run.until_step(3)
 
+    targets = json.loads((first.directory / TARGETS_FILE).read_text())
+    assert all("metrics_path" not in target["labels"] for target in targets), (
+        "the engine has the metrics of both jobs"
+    )
+
     second.kill("run")
     first.until_step(first.step() + 3)
     second.start()
@@ -101,25 +109,29 @@ def test_two_jobs_share_an_engine_although_one_of_them_and_the_engine_are_killed
     assert pools.running() == []
 
 
-def test_a_second_pool_of_the_name_and_a_second_run_of_a_job_are_refused(
-    pool: PoolProcess, job: Callable[..., Laptop], tmp_path: Path, laptop: Callable[..., Laptop]
+def test_a_job_goes_on_after_the_pool_was_killed_and_started_again(
+    pool: PoolProcess, job: Callable[..., Laptop], tmp_path: Path
 ) -> None:
+    run = job("first", 1, "trainer.steps=500")
+    run.start()
+    run.until_step(2)
+    namesake = job("other", 2, "metadata.name=first")
+    assert namesake.run(60) == 2
+    assert f"another run of the job default/first uses the pool {NAME}" in namesake.text()
     again = sluice("pool", "up", str(tmp_path / "pool.yaml"))
     assert again.returncode == 2
     assert f"error: pool {NAME} runs already" in again.stderr
 
-    first, namesake = job("first", 1, "trainer.steps=500"), job("other", 2, "metadata.name=first")
-    first.start()
-    first.until_step(1)
-    assert namesake.run(60) == 2
-    assert f"another run of the job default/first uses the pool {NAME}" in namesake.text()
-
-    down = sluice("pool", "down", NAME)
-    assert down.stdout == f"pool {NAME} has ended\n"
-    assert pool.process.wait(10) == 0
-    first.until(
-        lambda: f"no pool {NAME} runs on this machine" in first.text(), "the job says it", 120
-    )
+    pool.stop(signal.SIGKILL)
+    run.until(lambda: f"no pool {NAME} runs on this machine" in run.text(), "word of it", 60)
+    second = PoolProcess(tmp_path / "pool.yaml", tmp_path / "second.out")
+    try:
+        second.until(f"pool {NAME} is ready")
+        run.until_step(run.step() + 3)
+        assert sluice("pool", "down", NAME).stdout == f"pool {NAME} has ended\n"
+        assert second.process.wait(10) == 0
+    finally:
+        second.stop()
 
 
 def test_an_engine_that_refuses_its_arguments_ends_the_pool(

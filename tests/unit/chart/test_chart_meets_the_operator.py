@@ -81,7 +81,8 @@ def test_ports_and_labels_are_those_of_the_plan() -> None:
     ]
     endpoint, of_engines = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in names.PORTS
-    keep, path, *relabelings = of_engines["relabelings"]
+    keep, drop, path, *relabelings = of_engines["relabelings"]
+    assert (drop["action"], drop["regex"]) == ("drop", ".+")
     assert (keep["action"], keep["regex"]) == ("keep", "rollout")
     assert path == {"sourceLabels": ["__metrics_path__"], "targetLabel": "metrics_path"}
     assert relabelings == endpoint["relabelings"]

@@ -26,6 +26,20 @@ def test_render_prints_the_objects_of_a_job(sluice: Sluice, job_file: Path) -> N
     ]
 
 
+def test_the_workers_of_a_pool_are_announced(sluice: Sluice, job_file: Path) -> None:
+    changes = (
+        "rollout.pool=shared",
+        "trainer.lora={}",
+        "model.init=pretrained",
+        "weightSync={lora: adapter, pauseMode: versions}",
+    )
+    result = sluice("render", job_file, *(word for c in changes for word in ("--set", c)))
+    assert result.exit_code == 0
+    assert "warning: spec.rollout.pool: a cluster makes one worker for each engine of shared" in (
+        result.stderr
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "warned"),
     [

@@ -153,7 +153,7 @@ def test_validate_says_which_pool_a_job_needs(sluice: Sluice, job_file: Path) ->
         pytest.param(
             ["model.volume={emptyDir: {}}"], "spec.model.volume: this machine has no", id="a volume"
         ),
-        pytest.param(["model.path=nowhere"], "nowhere has no config.json", id="no model"),
+        pytest.param(["model.path=nowhere"], "there is no directory", id="no model"),
         pytest.param(["replicas=0"], "spec.replicas: 0 starts no engine", id="no engines"),
         pytest.param(
             ["gpusPerReplica=2", "replicas=3"],

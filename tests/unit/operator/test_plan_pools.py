@@ -12,7 +12,7 @@ from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.plan import KubeObject
 from sluice_operator.plan.decide.pools import in_cluster
 from sluice_operator.plan.facts.constants import POOL_LOOK_SECONDS
-from sluice_operator.plan.facts.model import Gang, Images, PodGroup, PoolFacts
+from sluice_operator.plan.facts.model import Gang, Images, PodGroup, PoolFacts, Progress
 from sluice_operator.plan.manifests.network import pool_policy
 from sluice_operator.plan.manifests.objects import supporting_objects
 from sluice_operator.plan.manifests.pods import gang_pods
@@ -120,6 +120,15 @@ def test_a_suspended_job_needs_no_pool() -> None:
     resting.pool = ABSENT
     resting.settle()
     assert not any(event.reason == "PoolUnusable" for event in resting.events)
+
+
+def test_a_job_says_that_it_waits_for_the_engines_of_its_pool() -> None:
+    waiting = world()
+    waiting.settle()
+    waiting.progress = Progress(step=0)
+    running = waiting.step().status.condition("Running")
+    assert running is not None
+    assert running.message.endswith("no engine of the pool shared answers yet")
 
 
 # -- manifests

@@ -13,7 +13,7 @@ from typing import Any
 from sluice_operator.cluster.local.pod import LocalPod
 from sluice_operator.cluster.local.translate import LOOPBACK, PodError
 from sluice_operator.plan.facts.model import KubeObject
-from sluice_operator.plan.facts.names import LABEL_JOB, LABEL_REPLICA, LABEL_ROLE
+from sluice_operator.plan.facts.names import LABEL_JOB, LABEL_POOL, LABEL_REPLICA, LABEL_ROLE
 
 # Below the range from which the kernel takes the ports of outgoing connections: a port of that
 # range may be gone again before the container that was promised it binds it.
@@ -164,5 +164,6 @@ def _target_groups(pod: LocalPod) -> Iterator[dict[str, Any]]:
     }
     targets = [f"{LOOPBACK}:{pod.ports['metrics']}"]
     yield {"targets": targets, "labels": labels}
-    if labels["role"] == "rollout":
+    # An engine of a pool has the metrics of all its jobs.
+    if labels["role"] == "rollout" and LABEL_POOL not in metadata["labels"]:
         yield {"targets": targets, "labels": labels | _ENGINE_LABELS}

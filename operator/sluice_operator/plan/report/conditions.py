@@ -186,6 +186,8 @@ def _engine_start(current: JobPass) -> str:
         return "no engine is ready yet"
     if progress.engines:
         return f"no engine holds the weights yet{_detail(progress.dropped)}"
+    if current.spec.uses_pool:
+        return f"no engine of the pool {current.spec.rollout.pool} answers yet"
     text = "no engine has started yet"
     if current.spec.on_gpu and current.spec.kernel_cache is None:
         text += "; the first start compiles kernels, which takes minutes (kernelCache keeps them)"
