@@ -52,6 +52,7 @@ from sluice_trainer.weights.sender import WeightSender
 GPUS = torch.cuda.device_count()
 KEY = "5a" * 32
 PROMPT = 64
+GRAPHS = "--disable-piecewise-cuda-graph --cuda-graph-max-bs {}"
 _names = itertools.count()
 # Returns the body of a request, besides its prompt, and the client that sends it.
 Way = Callable[[int], tuple[Client, dict[str, Any]]]
@@ -138,7 +139,7 @@ async def engine(
             directory / "model",
             port,
             *("--load-format", "dummy", "--max-total-tokens", room, "--skip-tokenizer-init"),
-            *(["--cuda-graph-max-bs", str(options.requests)] if GPUS else []),
+            *(GRAPHS.format(options.requests).split() if GPUS else []),
             *arguments,
             way=way,
             cpu=not GPUS,
@@ -205,7 +206,9 @@ async def job(options: argparse.Namespace, number: int, port: int) -> AsyncItera
     """Join a pool as a job's trainer and worker do, and send an adapter."""
     credential = pool_credential.credential(KEY, f"bench/job-{number}", 1)
     backend = "nccl" if GPUS else "gloo"
-    sync = WeightSync.model_validate({"transport": backend, "pauseMode": "versions"})
+    sync = WeightSync.model_validate(
+        {"transport": backend, "lora": "adapter", "pauseMode": "versions"}
+    )
     service, server = RendezvousService(), rpc.server("")
     rendezvous_pb2_grpc.add_RendezvousServicer_to_server(service, server)
     address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1:0')}"

@@ -80,7 +80,7 @@ async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
     with serving(base, tmp_path / "log") as server:
         assert await serves(server.url, base, -1), "an adapter that has not come changes nothing"
         await join_engine("engine-0", server.address)
-        sender = make_sender()
+        sender = make_sender(lora="adapter")
         for version in (1, 2, 3):
             tensors = adapter(base, version, layers)
             outcome = await publish_adapter(sender, version, tensors)
@@ -97,7 +97,7 @@ async def test_a_mixture_has_adapters_in_its_attention(
     with serving(mixture, tmp_path / "log") as server:
         await join_engine("engine-0", server.address)
         tensors = adapter(mixture, 1, ATTENTION)
-        await publish_adapter(make_sender(), 1, tensors)
+        await publish_adapter(make_sender(lora="adapter"), 1, tensors)
         assert await serves(server.url, merged(mixture, tensors, tmp_path / "1"), 1)
 
 
@@ -110,7 +110,7 @@ async def test_an_engine_of_two_ranks_cuts_the_adapter(
         await join_engine("engine-0", server.address, 2)
         tensors = adapter(base, 1)
         assert await serves(server.url, base, -1)
-        sender = make_sender()
+        sender = make_sender(lora="adapter")
         await publish_adapter(sender, 1, adapter(base, 2))
         await publish_adapter(sender, 2, tensors)
         assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2)
@@ -122,7 +122,7 @@ async def test_layers_that_sglang_joins_must_come_together(
 ) -> None:
     with serving(base, tmp_path / "log") as server:
         await join_engine("engine-0", server.address)
-        sender = make_sender()
+        sender = make_sender(lora="adapter")
         outcome = await publish_adapter(
             sender, 1, adapter(base, 1, ("k_proj", "o_proj", "down_proj"))
         )
@@ -141,7 +141,7 @@ async def test_a_request_ends_with_the_version_that_it_began_with(
     """Three versions generate in one batch, and none of them is paused."""
     with serving(base, tmp_path / "log", versions=2) as server:
         await join_engine("engine-0", server.address)
-        sender = make_sender(pauseMode="versions")
+        sender = make_sender(lora="adapter", pauseMode="versions")
         models, running = {}, {}
         async with SGLANG.client(server.url) as engine:
             await engine.wait_ready(30.0)

@@ -94,7 +94,12 @@ async def joined(
     """Let a job join the engine, with a rendezvous of its own."""
     credential = pool_credential.credential(KEY, name, weight)
     settings = WeightSync.model_validate(
-        {"transport": backend(), "pauseMode": "versions", "timeoutSeconds": PATIENCE}
+        {
+            "transport": backend(),
+            "lora": "adapter",
+            "pauseMode": "versions",
+            "timeoutSeconds": PATIENCE,
+        }
     )
     async with Rendezvous(member_timeout=PATIENCE) as rendezvous:
         member = engine_member("rollout-0", server.address)

@@ -238,15 +238,20 @@ class WeightSender:
         """False if an engine holds several versions: an update adds one and interrupts nothing."""
         return self._sync.pause_mode != "versions"
 
+    @property
+    def _in_session(self) -> bool:
+        """True if an update runs in a session of the engine, which adapters do not need."""
+        return self._transport.in_session and self._sync.lora == "merged"
+
     async def _pause(self, peer: Peer) -> None:
         await peer.control.pause(self._sync.pause_mode)
         if self._colocated:
             await peer.control.wake()
-        if self._transport.in_session:
+        if self._in_session:
             await peer.control.begin()
 
     async def _verify(self, peer: Peer) -> None:
-        if self._transport.in_session and self._pauses:
+        if self._in_session:
             await peer.control.end()
         # With several versions each has a prefix cache, which stays valid.
         has_old_cache = not self._flushes(peer) and self._pauses
