@@ -196,7 +196,11 @@ async def test_a_job_reaches_nothing_of_another(
         assert await math.computes_as(merged(base, of_math, tmp_path / "1"), 1)
 
 
-@pytest.mark.parametrize("credential", ["", "team/math:1:00", f"team/math:1:{'0' * 64}"])
+@pytest.mark.parametrize(
+    "credential",
+    ["", "team/math:1:00", f"team/math:1:{'0' * 64}"],
+    ids=["none", "too short", "not signed"],
+)
 async def test_a_stranger_is_refused(server: Sglang, credential: str) -> None:
     headers = {"Authorization": f"Bearer {credential}"} if credential else {}
     async with aiohttp.ClientSession(headers=headers) as session:

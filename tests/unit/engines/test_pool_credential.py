@@ -38,6 +38,16 @@ def test_a_credential_says_who_calls() -> None:
         credential(KEY, "team/math", 3) + "0",
         "tëam/math:3:" + "0" * 64,
     ],
+    ids=[
+        "empty",
+        "no tag",
+        "no signature",
+        "another key",
+        "another weight",
+        "another job",
+        "a longer signature",
+        "not ASCII",
+    ],
 )
 def test_a_forged_credential_is_nobodys(text: str) -> None:
     assert verified_tag(KEY, text) == ""
