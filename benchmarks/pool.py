@@ -1,0 +1,179 @@
+"""What a pool saves: LoRA jobs on the engine of a pool, beside a job with an engine of its own.
+
+    python benchmarks/pool.py [--jobs 8] [--steps 12] [--json FILE]
+
+All jobs are equal: synchronous GRPO on the prompts of the throughput example with a model of
+SmolLM2-135M's shape (random weights), adapters of rank 32. `apart` is one job with its own engine
+and trainer, a GPU each; eight such jobs are eight times this. `pool` is all jobs at the same time
+with one engine on the first GPU and all trainers on the second one. A rate counts the tokens of the
+responses that were trained on between the first and the last step of all jobs; the first two steps
+of each are left out. On a machine without GPUs both share its cores, and a tiny model is the
+rehearsal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from ruamel.yaml import YAML
+
+from benchmarks.shapes import write_config
+
+GPUS = torch.cuda.device_count()
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "throughput"
+SKIPPED = 2
+NAME = "benchmark"
+SECONDS = 420.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=8 if GPUS else 2)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument(
+        "--engine-args", type=json.loads, default={}, help="more of both servers', as JSON"
+    )
+    parser.add_argument("--json", type=Path, help="file of the result")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as text:
+        directory = Path(text)
+        os.environ["XDG_STATE_HOME"] = str(directory / "state")
+        make_inputs(directory, options.engine_args)
+        apart = rate(run_jobs(directory, "apart", 1, options.steps, gpus="0,1"))
+        with_pool = start_pool(directory)
+        try:
+            shared = rate(run_jobs(directory, "pool", options.jobs, options.steps, gpus="1"))
+        finally:
+            with_pool.send_signal(signal.SIGINT)
+            with_pool.wait(60)
+    machine = torch.cuda.get_device_name() if GPUS else platform.machine()
+    gpus = 2 if GPUS else 1
+    print(f"{options.jobs} jobs, {options.steps} steps each, {gpus} x {machine}")
+    print("| | jobs | GPUs | tokens/s of all | tokens per GPU second |\n|---|---|---|---|---|")
+    print(f"| apart | 1 | {gpus} | {apart:,.0f} | {apart / gpus:,.0f} |")
+    print(f"| pool | {options.jobs} | {gpus} | {shared:,.0f} | {shared / gpus:,.0f} |")
+    print(f"pool / apart: {shared / apart:.2f} times the tokens per GPU second")
+    if options.json:
+        result = vars(options) | {"apart": apart, "pool": shared, "machine": machine}
+        options.json.write_text(json.dumps(result, default=str, indent=2) + "\n")
+
+
+def make_inputs(directory: Path, engine_args: dict[str, Any]) -> None:
+    """Write the model with random weights, the prompts, and the manifests of job and pool."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    arguments = [] if GPUS else ["--tiny"]
+    script = EXAMPLE / "make_data.py"
+    subprocess.run([sys.executable, str(script), str(directory), *arguments], check=True)
+    model = directory / "model"
+    if GPUS:
+        write_config(model, "smollm2-135m", "bfloat16", vocab_size=16)
+    config = AutoConfig.from_pretrained(model)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    job = YAML(typ="safe").load(EXAMPLE / "job.yaml")
+    spec: dict[str, Any] = job["spec"]
+    spec["model"] = {"path": "model"}
+    spec["reward"] = {"function": f"{EXAMPLE / 'reward.py'}:share"}
+    spec["rollout"] |= {"replicas": 1, "gpusPerReplica": min(GPUS, 1), "batchSize": 16}
+    memory = {"memFractionStatic": 0.7} if GPUS else {}
+    spec["rollout"]["engineArgs"] = memory | engine_args
+    if not GPUS:
+        spec["rollout"] |= {"samplesPerPrompt": 4, "sampling": {"maxResponseTokens": 32}}
+    spec["trainer"] |= {"backend": "fsdp", "gpusPerNode": min(GPUS, 1), "lora": {"rank": 32}}
+    spec["weightSync"] = {"lora": "adapter", "pauseMode": "versions"}
+    spec["checkpoint"] = {"everySteps": 1000}
+    del spec["evaluation"]
+    (directory / "job.yaml").write_text(json.dumps(job))
+    pool = {
+        "apiVersion": "sluice.dev/v1alpha1",
+        "kind": "RLEnginePool",
+        "metadata": {"name": NAME},
+        "spec": {
+            "model": {"path": "model"},
+            "gpusPerReplica": min(GPUS, 1),
+            "engineArgs": memory | engine_args,
+        },
+    }
+    (directory / "pool.yaml").write_text(json.dumps(pool))
+
+
+def start_pool(directory: Path) -> subprocess.Popen[bytes]:
+    """Start the pool on the first GPU and wait until its engine answers."""
+    log = directory / "pool.log"
+    command = [sys.executable, "-m", "sluice_cli", "pool", "up", str(directory / "pool.yaml")]
+    variables = os.environ | ({"CUDA_VISIBLE_DEVICES": "0"} if GPUS else {})
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output)
+    end = time.monotonic() + SECONDS
+    while "is ready" not in log.read_text():
+        if process.poll() is not None or time.monotonic() > end:
+            process.kill()
+            raise SystemExit(f"error: the pool does not start:\n{log.read_text()[-3000:]}")
+        time.sleep(0.5)
+    return process
+
+
+def run_jobs(
+    directory: Path, way: str, jobs: int, steps: int, *, gpus: str
+) -> list[list[dict[str, Any]]]:
+    """Run jobs at the same time; return the metrics of each one's steps."""
+    variables = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus} if GPUS else {})
+    processes = []
+    for number in range(jobs):
+        run = directory / f"{way}-{number}"
+        settings = [f"trainer.steps={steps}", f"metadata.name=job-{number}"]
+        if way == "pool":
+            settings += [f"rollout.pool={NAME}", "rollout.engineArgs={}"]
+        command = [sys.executable, "-m", "sluice_cli", "run", str(directory / "job.yaml")]
+        command += ["--plain", "--run-dir", str(run)]
+        command += [word for setting in settings for word in ("--set", setting)]
+        with (directory / f"{way}-{number}.log").open("wb") as output:
+            processes.append(subprocess.Popen(command, env=variables, stdout=output, stderr=output))
+    end = time.monotonic() + SECONDS
+    for number, process in enumerate(processes):
+        try:
+            code = process.wait(max(end - time.monotonic(), 1.0))
+        except subprocess.TimeoutExpired:
+            code = -1
+        if code:
+            for other in processes:
+                other.kill()
+            text = (directory / f"{way}-{number}.log").read_text()
+            raise SystemExit(f"error: job {number} of {way} ended with {code}:\n{text[-3000:]}")
+    return [read(directory / f"{way}-{number}" / "metrics.jsonl") for number in range(jobs)]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()][SKIPPED:]
+
+
+def rate(jobs: Sequence[Sequence[dict[str, Any]]]) -> float:
+    """Return the tokens a second of all jobs together while all of them train."""
+    begin = max(steps[0]["time"] for steps in jobs)
+    end = min(steps[-1]["time"] for steps in jobs)
+    if end <= begin:
+        raise SystemExit("error: the jobs did not train at the same time: raise --steps")
+    tokens = sum(
+        step["rollout/tokens"] for steps in jobs for step in steps if begin < step["time"] <= end
+    )
+    return float(tokens / (end - begin))
+
+
+if __name__ == "__main__":
+    main()
