@@ -68,6 +68,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256 if GPUS else 32)
     parser.add_argument("--tokens", type=int, default=256 if GPUS else 32)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--servers", nargs="+", default=["merged", "pool", *(["sglang"] if GPUS else [])]
+    )
     parser.add_argument("--json", type=Path, help="file of the result")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -97,8 +100,9 @@ async def measure(
     model.mkdir()
     write_config(model, options.shape, "bfloat16" if GPUS else "float32")
     rates: dict[tuple[str, int], list[float]] = {}
-    servers = {"merged": merged, "pool": pool} | ({"sglang": sglang} if GPUS else {})
-    for server, serving in servers.items():
+    servers = {"merged": merged, "pool": pool, "sglang": sglang}
+    for server in options.servers:
+        serving = servers[server]
         async with serving(options, directory) as ways:
             for count, way in ways.items():
                 rounds = [await rate(options, way) for _ in range(options.rounds + 1)]
