@@ -213,6 +213,25 @@ async def test_a_stateful_set_that_was_scaled_by_hand_is_scaled_back(
     await pools.until_pods(2)
 
 
+async def test_an_object_of_another_owner_is_left_alone(operator: Operator, pools: Pools) -> None:
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "shared-engines"},
+        "spec": {"ports": [{"port": 80}], "selector": {"app": "mine"}},
+    }
+    await pools.api.create(collection("Service", pools.namespace), service)
+    await pools.create()
+    event = await pools.until_told("ApplyFailed")
+    assert "Service shared-engines is needed by RLEnginePool" in event["note"]
+    assert "delete or rename it, or the pool" in event["note"]
+    stored = await pools.api.get(path("Service", pools.namespace, "shared-engines"))
+    assert stored["spec"]["selector"] == {"app": "mine"}
+    assert await pools.world.names("engine") == []
+    await pools.api.delete(path("Service", pools.namespace, "shared-engines"), {})
+    await pools.until_pods(2)
+
+
 async def test_an_engine_that_fails_is_named_with_its_last_words(
     operator: Operator, pools: Pools
 ) -> None:
