@@ -38,12 +38,10 @@ class Watches:
     def job_event(self, kind: str | None, body: kopf.Body) -> None:
         if kind == "DELETED":
             self.controller.deleted({**body})
-            new = True
         else:
-            new = self.cluster.jobs.put({**body})
-            self._notify(job_key(body), kind, new)
-        used = pool_of_job(body)
-        if used is not None and new:
+            self._notify(job_key(body), kind, self.cluster.jobs.put({**body}))
+        # Also after our own writes, by which a job ends: the pool counts jobs that have not ended.
+        if (used := pool_of_job(body)) is not None:
             self.controller.changed(used)
 
     async def pool_event(self, kind: str | None, body: kopf.Body) -> None:

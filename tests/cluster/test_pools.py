@@ -334,6 +334,11 @@ async def test_jobs_are_counted_and_told_of_changes(operator: Operator, pools: P
     await pools.until_status(jobs=2)
     await world.delete("late")
     await pools.until_status(jobs=1)
+    await world.run()
+    await pools.until_status(engines="3/3")
+    await world.finish("early-trainer-0-1-0", 0)
+    await pools.until_status(jobs=0)
+    assert (await world.status("early"))["state"] == "Succeeded"
 
 
 async def test_a_pool_takes_all_its_objects_along_and_its_jobs_wait(
