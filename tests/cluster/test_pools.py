@@ -15,6 +15,7 @@ from aiohttp import web
 
 from sluice.api import API_VERSION, RLEnginePool
 from sluice.api.pool import KIND
+from sluice.engines.plugin_common.pool_credential import verified_tag
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
@@ -146,14 +147,44 @@ async def test_a_pool_starts_its_engines_and_says_when_they_answer(
     )
 
 
+async def from_secret(pools: Pools, pod: Object, variable: str) -> str:
+    """Return the value of a variable of the pod's container, which is from a Secret."""
+    env = {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
+    source = env[variable]["valueFrom"]["secretKeyRef"]
+    secret = await pools.api.get(path("Secret", pools.namespace, source["name"]))
+    return base64.b64decode(secret["data"][source["key"]]).decode()
+
+
 async def test_the_key_of_the_pool_is_hex_in_its_secret(operator: Operator, pools: Pools) -> None:
     await pools.create()
     await pools.until_pods(2)
     (pod, _) = (await pools.world.pods("engine")).values()
-    env = {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
-    source = env["SLUICE_POOL_KEY"]["valueFrom"]["secretKeyRef"]
-    secret = await pools.api.get(path("Secret", pools.namespace, source["name"]))
-    assert len(bytes.fromhex(base64.b64decode(secret["data"][source["key"]]).decode())) == 32
+    assert len(bytes.fromhex(await from_secret(pools, pod, "SLUICE_POOL_KEY"))) == 32
+
+
+async def test_engines_accept_the_credential_of_a_job_and_its_workers_find_them(
+    operator: Operator, pools: Pools
+) -> None:
+    world, rollout = pools.world, POOLED["rollout"] | {"poolWeight": 3}
+    await pools.create()
+    await world.create(**POOLED | {"rollout": rollout})
+    await pools.until_pods(2)
+    await world.until_pods(2, "rollout")
+    await world.until_pods(1, "trainer")
+    (engine, _) = (await world.pods("engine")).values()
+    key = await from_secret(pools, engine, "SLUICE_POOL_KEY")
+    clients = await world.pods("rollout") | await world.pods("trainer")
+    for pod in clients.values():
+        credential = await from_secret(pools, pod, "SLUICE_POOL_CREDENTIAL")
+        assert verified_tag(key, credential) == f"{pools.namespace}/demo:3"
+    urls = {
+        entry["value"]
+        for pod in (await world.pods("rollout")).values()
+        for entry in pod["spec"]["containers"][0]["env"]
+        if entry["name"] == "SLUICE_ENGINE_URL"
+    }
+    host = f"shared-engines.{pools.namespace}.svc:30000"
+    assert urls == {f"http://shared-engine-{number}.{host}" for number in (0, 1)}
 
 
 async def test_kubectl_scales_a_pool(plane: ControlPlane, operator: Operator, pools: Pools) -> None:
