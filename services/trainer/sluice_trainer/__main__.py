@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -124,7 +123,7 @@ def _build_policy(
         clients.engines.rest()
     _set_threads(_model_config(job))
     # Attempts are counted within a run, and each run has a token (docs/contracts.md).
-    author = Author(env.attempt, hashlib.sha256(rpc.job_token().encode()).hexdigest()[:12])
+    author = Author(env.attempt, rpc.run_name())
     return make_policy(
         spec,
         model_dir=Path(spec.model.path),

@@ -89,9 +89,15 @@ def server(base: Path, tmp_path: Path) -> Iterator[Sglang]:
 
 @asynccontextmanager
 async def joined(
-    server: Sglang, name: str, monkeypatch: pytest.MonkeyPatch, *, weight: int = 1
+    server: Sglang,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    weight: int = 1,
+    attempt: int = 1,
+    run: str = "run-1",
 ) -> AsyncIterator[PoolJob]:
-    """Let a job join the engine, with a rendezvous of its own."""
+    """Let a job join the engine, with a rendezvous of its own. attempt: of its trainer."""
     credential = pool_credential.credential(KEY, name, weight)
     settings = WeightSync.model_validate(
         {
@@ -108,10 +114,11 @@ async def joined(
             backend(),
             "127.0.0.1",
             PATIENCE,
-            "trainer-0-1-0",
+            f"trainer-0-{run}-{attempt}-0",
             tag=pool_credential.name_start(credential),
         )
-        sender = WeightSender(rendezvous.stub, ("trainer-0", 1), settings, transport, SGLANG)
+        caller = ("trainer-0", attempt)
+        sender = WeightSender(rendezvous.stub, caller, settings, transport, SGLANG, run=run)
         with monkeypatch.context() as environment:
             environment.setenv(pool_credential.VARIABLE, credential)
             sender._http = SGLANG.session()
@@ -125,6 +132,22 @@ async def joined(
             finally:
                 await client.__aexit__()
                 await sender.close()
+
+
+async def test_another_run_of_a_job_uses_nothing_of_the_one_before(
+    server: Sglang, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attempts and versions begin again, while the engine has those of the run before."""
+    before, after = adapter(base, 1), adapter(base, 2)
+    async with joined(server, "team/math", monkeypatch, attempt=3) as first:
+        for version in (1, 2):
+            await first.publish(version, before)
+            assert await first.computes_as(merged(base, before, tmp_path / f"1-{version}"), version)
+    async with joined(server, "team/math", monkeypatch, run="run-2") as second:
+        for version in (1, 2):
+            outcome = await second.publish(version, after)
+            assert not outcome.failed, outcome
+            assert await second.computes_as(merged(base, after, tmp_path / f"2-{version}"), version)
 
 
 async def test_each_job_has_its_adapter(

@@ -74,6 +74,7 @@ class WeightSender:
         transport: Transport,
         engine: Engine,
         *,
+        run: str = "",
         colocated: bool = False,
         until_stopped: UntilStopped = _run_to_end,
     ) -> None:
@@ -91,6 +92,9 @@ class WeightSender:
             The way to the engines.
         engine
             Kind of the engines.
+        run
+            Name of the job's run, for engines that outlive it: an engine refuses attempts that are
+            older than one of the same run alone.
         colocated
             Engines share the trainer's GPUs: they wake up for an update and have released their
             memory before it (`rest`).
@@ -101,6 +105,7 @@ class WeightSender:
         self._stub = stub
         self._colocated = colocated
         self._name, self._attempt = caller
+        self._source = f"{self._name}{f'.{run}' if run else ''}/{self._attempt}"
         self._sync = sync
         self._transport = transport
         self._engine = engine
@@ -372,9 +377,8 @@ class WeightSender:
             self._http = self._engine.session()
         key = (member.address, member.attempt)
         if (control := self._controls.get(key)) is None:
-            source = f"{self._name}/{self._attempt}"
             control = self._engine.control(
-                member.address, self._http, self._sync.timeout_seconds, source
+                member.address, self._http, self._sync.timeout_seconds, self._source
             )
             self._controls[key] = control
         return Peer(member.name, member.attempt, engine.generation, member.world_size, control)

@@ -61,6 +61,7 @@ class UpdateSession:
             sync.model_copy(update=resolved),
             self._transport(),
             engine_of(self._spec),
+            run=self._run,
             colocated=colocated,
             until_stopped=self._background.until_stopped,
         )
@@ -90,6 +91,11 @@ class UpdateSession:
     def _transport_kind(self) -> str:
         return self._spec.transport(one_machine=self._env.advertise in _LOOPBACK)
 
+    @property
+    def _run(self) -> str:
+        """Name of this run for engines of a pool; empty for engines that end with the job."""
+        return rpc.run_name() if self._spec.uses_pool else ""
+
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind
         if self._spec.debug.rollout_only:
@@ -100,11 +106,12 @@ class UpdateSession:
             return Disk(directory, Path(self._spec.model.path), self._env.attempt, drawn=drawn)
         if kind == "ipc":
             return Ipc()
+        attempt_and_rank = f"{self._env.attempt}-{self._rank}"
         direct = Collective(
             kind,
             self._env.advertise,
             sync.timeout_seconds,
-            f"{self._env.name}-{self._env.attempt}-{self._rank}",
+            "-".join(filter(None, (self._env.name, self._run, attempt_and_rank))),
             tag=pool_credential.name_start(self._env.variables.get(pool_credential.VARIABLE, "")),
         )
         if sync.fan_out == "direct":

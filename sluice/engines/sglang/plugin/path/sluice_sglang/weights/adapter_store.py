@@ -123,6 +123,9 @@ class AdapterStore:
         self.jobs: dict[str, JobAdapter] = {}
         # The adapters that SGLang knows, by their names there.
         self._known: dict[str, Version] = {}
+        # The last version of each job, and how often a job has sent no later one. Kept when a job
+        # is forgotten.
+        self._last: dict[str, tuple[int, int]] = {}
         # None: SGLang has such adapters in unknown places.
         self._places: dict[Signature, Places | None] = {}
         self._filled: dict[int, Signature] = {}
@@ -172,7 +175,7 @@ class AdapterStore:
         new = self._settled(adapter)
         if new.signature not in self._places:
             self._places[new.signature] = self._look_up(new.signature)
-        name = f"{job or NAME}@{version}" if self.versions else NAME
+        name = self._name(job, version) if self.versions else NAME
         self._know(name, adapter, new)
         replaced = self._known.get(name)
         self._known[name] = new
@@ -186,6 +189,18 @@ class AdapterStore:
         if self.versions:
             tell_once("each version of an adapter is held until no request uses it")
             self._drop_unused(adapter, scheduler)
+
+    def _name(self, job: str, version: str) -> str:
+        """Return a name that no adapter of the job has had, with the version after `@`.
+
+        SGLang's prefix cache goes by it. A trainer that continues from a checkpoint, and another
+        run of a job of this name, send a version again, with other tensors.
+        """
+        number = int(version) if version.isdecimal() else 0
+        last, times = self._last.get(job, (-1, 0))
+        times += number <= last
+        self._last[job] = number, times
+        return f"{job or NAME}{f'+{times}' if times else ''}@{version}"
 
     def _settled(self, adapter: JobAdapter) -> Version:
         """Return the version that has come: a new one, or the spare one whose memory it has."""
