@@ -119,7 +119,7 @@ class Adapters:
 
     def attach(self, _: Any, runner: Any) -> None:
         """Serve adapters from the memory of this rank."""
-        if self.store.pool and runner.tp_rank == 0:
+        if self.store.pool and runner.lora_manager.tp_rank == 0:
             self.shares.account = fair_shares.exported()
         self.store.attach(runner.lora_manager)
 
