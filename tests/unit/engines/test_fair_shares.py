@@ -56,8 +56,8 @@ def serve(shares: Any, arrivals: list[list[Request]], slots: int) -> list[Reques
     return ended
 
 
-def requests(tag: str, count: int, **sizes: int) -> list[Request]:
-    return [Request(f"{tag}!{number}", **sizes) for number in range(count)]
+def requests(tag: str, count: int, length: int = 20) -> list[Request]:
+    return [Request(f"{tag}!{number}", length=length) for number in range(count)]
 
 
 def test_a_job_that_comes_late_is_served_next(fair_shares: Any) -> None:
