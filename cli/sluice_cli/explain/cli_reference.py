@@ -47,6 +47,8 @@ ANSWERS = {
     "`message`, `about`, `count`), `notes`",
     "list": "a list: `name`, `where` (run directory, or namespace/name), `state`, `step`, "
     "`totalSteps`, `reward`, `restarts`, `started`",
+    "pool list": "a list: `name`, `model`, `engines` (URLs), `ready` (how many answer), `pid` of "
+    "sluice pool up, `logs`",
     "explain": "`field`, `type`, `required`, `default`, `limits`, `meaning`, `changes`, `rules`, "
     "`fields` (`name`, `type`, `required`, `default`, `meaning`); a list if several fields have "
     "the name",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import typer
@@ -74,7 +75,9 @@ async def _run(pool: RLEnginePool, directory: Path) -> int:
                     await host.run()
                 except asyncio.CancelledError:
                     typer.echo(f"pool {pool.metadata.name} ends")
-                    await host.stop()
+                    # After a second signal the end of this block kills the engines.
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await host.stop()
                     return Exit.DONE
         except EngineGaveUpError as error:
             typer.echo(f"error: {error}", err=True)
