@@ -39,7 +39,7 @@ class WeightSync(Model):
         "retract",
         description="What happens to running responses. in_place: they continue with their "
         "cache. retract: their cache is computed again. abort: they end. versions: they are not "
-        "interrupted and end with the weights that they began with; new requests use the new ones. "
+        "interrupted and end with the weights that they began with; nothing pauses. "
         "Needs lora: adapter; the engine keeps the adapters of the last rollout.maxStaleness + 1 "
         "versions, and older ones until no response uses them.",
     )
