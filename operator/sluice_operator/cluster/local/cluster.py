@@ -134,6 +134,11 @@ class LocalCluster:
             if not podstate.is_terminating(pod)
         }
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
+        self._state.objects = {
+            name: stored
+            for name, stored in self._state.objects.items()
+            if not pools.is_credential(stored)
+        }
         services.renew_addresses(self._state.objects, self._state.ports, self._taken_ports())
         self._save()
 

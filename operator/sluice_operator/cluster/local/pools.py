@@ -20,7 +20,8 @@ from typing import Any
 from sluice.api import RLJob, manifest
 from sluice.api.pool import RLEnginePool, RLEnginePoolSpec
 from sluice_operator.cluster.local import run_state
-from sluice_operator.plan.facts.model import PoolFacts
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import KubeObject, PoolFacts
 from sluice_operator.plan.report.pool_fit import misfit
 
 _SUFFIX = ".json"
@@ -98,10 +99,19 @@ def key(job: RLJob) -> str:
     return pool.key if pool else ""
 
 
+def is_credential(stored: KubeObject) -> bool:
+    """Return True for the Secret with a job's credential.
+
+    It is made anew with each start of a run, because the pool may have got another key.
+    """
+    annotations = stored["metadata"].get("annotations") or {}
+    return bool(annotations.get(names.GENERATE) == names.GENERATE_POOL_CREDENTIAL)
+
+
 def running() -> list[RunningPool]:
     """Return all pools that run, by name."""
-    names = sorted(path.stem for path in root().glob(f"*{_SUFFIX}"))
-    return [pool for name in names if (pool := read(name)) is not None]
+    found = sorted(path.stem for path in root().glob(f"*{_SUFFIX}"))
+    return [pool for name in found if (pool := read(name)) is not None]
 
 
 def facts(job: RLJob) -> PoolFacts | None:
