@@ -222,6 +222,9 @@ class Client(Protocol):
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. They answer with the tokens that they have."""
 
+    async def leave(self) -> None:
+        """Tell an engine of a pool that this job does not need it any more."""
+
 
 class Scorer(Protocol):
     """A server of the user's, which scores given tokens. Methods raise ScoringError."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,13 @@ from pydantic import ValidationError
 
 from sluice.api import RLJob
 from sluice.api.schema.problems import describe
+
+# First port and the one after the last. The kernel takes the ports of connections, and of servers
+# that let it choose, from a range above.
+_PORTS = 20000, 32000
+_TRIES = 400
+# Processes that draw the same numbers, as tests do, must not choose the same ports.
+_draws = random.SystemRandom()
 
 
 class ConfigurationError(RuntimeError):
@@ -102,8 +111,29 @@ def _integer(variables: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is free now."""
+def free_port(host: str = "127.0.0.1", taken: Container[int] = ()) -> int:
+    """Return a port that is free now and not in `taken`.
+
+    Raises OSError if there is none. A server may bind the port many seconds later, when its imports
+    are done; a port that the kernel chooses could belong to a connection by then.
+    """
+    for _ in range(_TRIES):
+        port = _draws.randrange(*_PORTS)
+        if port not in taken and is_free(port, host):
+            return port
+    first, last = _PORTS
+    raise OSError(errno.EADDRINUSE, f"no free port between {first} and {last} on {host}")
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Return True if a server could bind the port now."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+        # Connections of an earlier server in TIME_WAIT do not keep the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        return True

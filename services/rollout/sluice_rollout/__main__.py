@@ -201,6 +201,8 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
     )
     async with registry, membership:
         await worker.run(stop)
+    if in_pool:
+        await engine.leave()
 
 
 def request_slots(concurrency: int) -> int:

@@ -22,6 +22,8 @@ SLOWEST_TOKENS_A_SECOND = 1.0
 PROBE_SECONDS = 3.0
 GET_SECONDS = 30.0
 POST_SECONDS = 10.0
+# Path of an engine of a pool, which forgets the job then.
+LEAVE = "/sluice_leave"
 
 
 class HttpClient:
@@ -103,6 +105,11 @@ class HttpClient:
             return await self._send(rid, self.body(rid, input_ids, sampling, cache), tokens)
         except (aiohttp.ClientError, OSError) as error:
             raise self._lost(error) from error
+
+    async def leave(self) -> None:
+        """Tell an engine of a pool that this job does not need it any more."""
+        with contextlib.suppress(EngineError):
+            await self.post(LEAVE)
 
     async def _send(self, rid: str, body: dict[str, Any], tokens: int) -> Generation:
         """Send a request for up to `tokens`, once. Abort it if it is cancelled or too slow."""

@@ -182,9 +182,10 @@ class Launch:
     def pool_args(self, spec: RLEnginePoolSpec, place: ServerPlacement) -> list[str]:
         """Return the arguments of a pool's server: sluice's, overridden by spec.engineArgs."""
         on_cpu = spec.gpus_per_replica == 0
-        args = _server_args(place, max(spec.gpus_per_replica, 1)) | _lora_args(
-            spec.max_rank, spec.target_modules, spec.max_adapters, on_cpu=on_cpu
-        )
+        args = _server_args(place, max(spec.gpus_per_replica, 1))
+        # SGLang's own first request has no credential: it would be refused, and SGLang would end.
+        args |= {"skip-server-warmup": True}
+        args |= _lora_args(spec.max_rank, spec.target_modules, spec.max_adapters, on_cpu=on_cpu)
         if spec.model.trust_remote_code:
             args["trust-remote-code"] = True
         if spec.model.fp32_lm_head:

@@ -39,6 +39,8 @@ from tests.integration.weights.tools import PROMPT, SGLANG, Tensors
 
 KEY = "5a" * 32
 JOBS = 3
+# Longer than a test with as many jobs takes to let them join.
+SILENT_SECONDS = 15.0
 SAMPLING = {"max_new_tokens": 12, "ignore_eos": True}
 
 
@@ -74,6 +76,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(base: Path, tmp_path: Path) -> Iterator[Sglang]:
+    settings = {"rank": RANK, "versions": 1, "jobs": JOBS, "silent_seconds": SILENT_SECONDS}
     with tools.serving(
         base,
         tmp_path / "log",
@@ -81,7 +84,7 @@ def server(base: Path, tmp_path: Path) -> Iterator[Sglang]:
         *("--max-loras-per-batch", str(JOBS + 1)),
         *("--enable-metrics", "--max-running-requests", "8"),
         *([] if gpus() else ["--lora-backend", "torch_native"]),
-        SLUICE_LORA=json.dumps({"rank": RANK, "versions": 1, "jobs": JOBS}),
+        SLUICE_LORA=json.dumps(settings),
         SLUICE_POOL_KEY=KEY,
     ) as server:
         yield server
@@ -289,3 +292,33 @@ async def test_a_burst_of_one_job_does_not_starve_another(
         re.findall(r'sluice_pool_tokens_total\{job="([^"]*)",kind="generated"\} ([0-9.]+)', metrics)
     )
     assert float(counted["team/many"]) > 10 * float(counted["team/few"]) > 0, metrics[-2000:]
+
+
+async def test_an_engine_forgets_jobs_that_have_ended(
+    server: Sglang, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that leaves makes room at once, one that falls silent after a while."""
+    tensors = adapter(base, 9)
+    async with AsyncExitStack() as stack:
+        jobs = [
+            await stack.enter_async_context(joined(server, f"team/job-{number}", monkeypatch))
+            for number in range(JOBS)
+        ]
+        for number, job in enumerate(jobs):
+            await job.publish(1, adapter(base, number))
+        long = {"max_new_tokens": 200, "ignore_eos": True}
+        last = asyncio.create_task(jobs[0].client.generate("last", PROMPT, long))
+        await asyncio.sleep(0.3)
+        await jobs[0].client.leave()
+        generation = await last
+        assert (generation.finish, len(generation.tokens)) == ("length", 200)
+        with pytest.raises(WeightsLostError):
+            await jobs[0].client.generate("after", PROMPT, SAMPLING)
+        await jobs[0].client.leave()
+        late = await stack.enter_async_context(joined(server, "team/late", monkeypatch))
+        await late.publish(1, tensors)
+        assert await late.computes_as(merged(base, tensors, tmp_path / "late"), 1)
+        await asyncio.sleep(SILENT_SECONDS)
+        after = await stack.enter_async_context(joined(server, "team/after", monkeypatch))
+        await after.publish(1, tensors)
+        assert await after.computes_as(merged(base, tensors, tmp_path / "after"), 1)

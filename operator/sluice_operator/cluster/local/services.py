@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 import re
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sluice.runtime import pod_env
 from sluice_operator.cluster.local.pod import LocalPod
 from sluice_operator.cluster.local.translate import LOOPBACK, PodError
 from sluice_operator.plan.facts.model import KubeObject
 from sluice_operator.plan.facts.names import LABEL_JOB, LABEL_POOL, LABEL_REPLICA, LABEL_ROLE
 
-# Below the range from which the kernel takes the ports of outgoing connections: a port of that
-# range may be gone again before the container that was promised it binds it.
-_FIRST, _LAST, _TRIES = 20000, 32000, 400
 TARGETS_FILE = "targets.json"
 # The path is a label too, because otherwise a worker's two targets would share their series `up`.
 _ENGINE_LABELS = {"__metrics_path__": "/engine/metrics", "metrics_path": "/engine/metrics"}
@@ -25,25 +21,12 @@ _ENGINE_LABELS = {"__metrics_path__": "/engine/metrics", "metrics_path": "/engin
 # -- ports
 
 
-def is_free(port: int) -> bool:
-    """Return True if a server could bind the port now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # Connections of an earlier server in TIME_WAIT do not keep the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-        return True
-
-
 def free_port(taken: set[int]) -> int:
     """Return a free port that is not in `taken`."""
-    for _ in range(_TRIES):
-        port = random.randrange(_FIRST, _LAST)
-        if port not in taken and is_free(port):
-            return port
-    raise PodError(f"no free port between {_FIRST} and {_LAST} on {LOOPBACK}")
+    try:
+        return pod_env.free_port(LOOPBACK, taken)
+    except OSError as error:
+        raise PodError(error.strerror) from error
 
 
 def pod_ports(pod: KubeObject, objects: Iterable[KubeObject], taken: set[int]) -> dict[str, int]:
@@ -100,7 +83,7 @@ def renew_addresses(objects: dict[str, KubeObject], ports: dict[str, int], taken
     No pod of that run is alive, so the old port is not in use.
     """
     for name, port in ports.items():
-        if not is_free(port):
+        if not pod_env.is_free(port):
             ports[name] = free_port(taken | set(ports.values()))
     for key, stored in objects.items():
         objects[key] = accepted(stored, ports, taken | set(ports.values()))

@@ -46,6 +46,7 @@ def register() -> None:
             app,
             os.environ["SLUICE_POOL_KEY"],
             most,
+            chosen.get("silent_seconds", pool_jobs.SILENT_SECONDS),
             lambda: get_global_state().tokenizer_manager,
         )
     elif receive.updater_hooks():

@@ -6,12 +6,11 @@ the job has had (fair_shares.py). The engine's version is that of the job's adap
 would touch other jobs are answered here or refused.
 """
 
-import asyncio
 import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +43,8 @@ FIRST_VERSION = "default"
 TAG = "sluice_tag"
 # A job that has not called for this time has ended: a worker that lives asks every few seconds.
 SILENT_SECONDS = 900.0
+# A worker that ends calls this. Its job's adapter is not needed here any more.
+LEAVE = "/sluice_leave"
 # Headers of a trainer that name something, which other jobs may name likewise.
 NAMING = (attempt_fence.HEADER, ordered_buckets.HEADER)
 log = logging.getLogger(__name__)
@@ -62,7 +63,13 @@ class PoolJobs:
     """Middleware of an engine's HTTP application, which keeps the jobs of a pool apart."""
 
     def __init__(
-        self, app: App, key: str, most: int, jobs: dict[str, Job], engine: Callable[[], Any]
+        self,
+        app: App,
+        key: str,
+        most: int,
+        silent_seconds: float,
+        jobs: dict[str, Job],
+        engine: Callable[[], Any],
     ) -> None:
         """Wrap an application.
 
@@ -74,13 +81,16 @@ class PoolJobs:
             The pool's key, with which credentials are signed.
         most
             Number of jobs that the engine has memory for.
+        silent_seconds
+            Time after which a job that does not call has ended.
         jobs
             The jobs that use the engine, by namespace and name.
         engine
             Returns SGLang's TokenizerManager.
 
         """
-        self.app, self.key, self.most, self.jobs, self.engine = app, key, most, jobs, engine
+        self.app, self.key, self.jobs, self.engine = app, key, jobs, engine
+        self.most, self.silent_seconds = most, silent_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN:
@@ -91,6 +101,12 @@ class PoolJobs:
             await answer(send, 401, {"message": "expected the credential of a job of this pool"})
             return
         name = job_of(tag)
+        if scope["path"] == LEAVE:
+            await self._forget([name])
+            await answer(send, 200, {"success": True})
+            return
+        if name not in self.jobs and len(self.jobs) >= self.most:
+            await self._forget_silent()
         if name not in self.jobs and len(self.jobs) >= self.most:
             message = f"this pool has {self.most} jobs already: raise its maxAdapters"
             await answer(send, 429, {"success": False, "message": message})
@@ -112,6 +128,24 @@ class PoolJobs:
         else:
             await self.app(_tagged(scope, tag), receive, send)
 
+    async def _forget_silent(self) -> None:
+        """Forget jobs that do not call any more."""
+        end = time.monotonic() - self.silent_seconds
+        silent = [name for name, job in self.jobs.items() if job.last_call < end]
+        if silent:
+            log.info("%s: silent for %.0f s", ", ".join(silent), self.silent_seconds)
+            await self._forget(silent)
+
+    async def _forget(self, names: Iterable[str]) -> None:
+        """Free the memory of jobs."""
+        from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
+
+        for name in names:
+            if self.jobs.pop(name, None):
+                await self.engine().update_lora_adapter_communicator(
+                    UnloadLoRAAdapterReqInput(lora_name=name, lora_id=name)
+                )
+
     def _abort(self, tag: str, body: dict[str, Any]) -> None:
         """Abort one request of the job, or all of them."""
         engine, start = self.engine(), tag + TAG_END
@@ -122,12 +156,16 @@ class PoolJobs:
             engine.abort_request(rid=rid)
 
 
-def register(app: Any, key: str, most: int, engine: Callable[[], Any]) -> None:
+def register(
+    app: Any, key: str, most: int, silent_seconds: float, engine: Callable[[], Any]
+) -> None:
     """Add the middleware, and what tells the scheduler whose a request is."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     jobs: dict[str, Job] = {}
-    app.add_middleware(PoolJobs, key=key, most=most, jobs=jobs, engine=engine)
+    app.add_middleware(
+        PoolJobs, key=key, most=most, silent_seconds=silent_seconds, jobs=jobs, engine=engine
+    )
 
     def name_request(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
         """Let a request's name begin with the tag of its job."""
@@ -140,30 +178,13 @@ def register(app: Any, key: str, most: int, engine: Callable[[], Any]) -> None:
     async def update(original: Any, manager: Any, obj: Any, request: Any = None) -> Any:
         check_group(manager, obj, request)
         success, message = await original(manager, obj, request)
-        if success and obj.weight_version is not None and request is not None:
-            tag = request.scope[TAG]
-            jobs[job_of(tag)].version = str(obj.weight_version)
-        forgetting.add(asyncio.ensure_future(forget_silent(manager, jobs)))
+        # A job that has left in the middle of an update does not get it.
+        job = jobs.get(job_of(request.scope[TAG])) if request is not None else None
+        if success and obj.weight_version is not None and job is not None:
+            job.version = str(obj.weight_version)
         return success, message
 
     HookRegistry.register(f"{TOKENIZER}.update_weights_from_distributed", update, HookType.AROUND)
-
-
-# Keeps tasks alive until they have ended.
-forgetting: set[asyncio.Future[None]] = set()
-
-
-async def forget_silent(manager: Any, jobs: dict[str, Job]) -> None:
-    """Free the memory of jobs that do not call any more."""
-    from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
-
-    end = time.monotonic() - SILENT_SECONDS
-    for name in [name for name, job in jobs.items() if job.last_call < end]:
-        del jobs[name]
-        log.info("%s has not called for %.0f s: its adapter is dropped", name, SILENT_SECONDS)
-        await manager.update_lora_adapter_communicator(
-            UnloadLoRAAdapterReqInput(lora_name=name, lora_id=name)
-        )
 
 
 def tagged_name(jobs: dict[str, Job], tag: str, rid: Any) -> str:

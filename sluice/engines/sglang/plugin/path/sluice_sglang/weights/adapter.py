@@ -43,6 +43,7 @@ def settings() -> dict[str, Any] | None:
 
     rank: largest rank of an adapter. versions: number of versions that are held at least; 0: an
     update changes the only one. jobs: number of jobs that may use the engine, if it is of a pool.
+    silent_seconds: time after which a job of a pool that does not call has ended.
     """
     text = os.environ.get("SLUICE_LORA")
     return json.loads(text) if text else None
@@ -54,8 +55,8 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    jobs = chosen.pop("jobs", 0)
-    adapters = Adapters(AdapterStore(**chosen, pool=jobs > 0))
+    jobs = chosen.get("jobs", 0)
+    adapters = Adapters(AdapterStore(chosen["rank"], chosen["versions"], pool=jobs > 0))
     HookRegistry.register(f"{MANAGER}.init_lora_shapes", linear_layers_only, HookType.AFTER)
     HookRegistry.register(f"{RUNNER}.init_lora_manager", adapters.attach, HookType.AFTER)
     HookRegistry.register(f"{SCHEDULER}.handle_generate_request", adapters.use, HookType.BEFORE)

@@ -121,6 +121,8 @@ class AdapterStore:
         self.rank, self.versions, self.pool = rank, versions, pool
         self.manager: Any = None
         self.jobs: dict[str, JobAdapter] = {}
+        # Adapters of jobs that have ended, while requests use them.
+        self._ended: list[JobAdapter] = []
         # The adapters that SGLang knows, by their names there.
         self._known: dict[str, Version] = {}
         # The last version of each job, and how often a job has sent no later one. Kept when a job
@@ -189,6 +191,7 @@ class AdapterStore:
         if self.versions:
             tell_once("each version of an adapter is held until no request uses it")
             self._drop_unused(adapter, scheduler)
+            self._drop_ended(scheduler)
 
     def _name(self, job: str, version: str) -> str:
         """Return a name that no adapter of the job has had, with the version after `@`.
@@ -217,13 +220,11 @@ class AdapterStore:
         return new
 
     def forget(self, job: str, scheduler: Any) -> None:
-        """Free the memory of a job that has ended, unless requests use it."""
-        adapter = self.jobs.get(job)
-        if adapter is None or names_in_use(scheduler) & set(adapter.held):
-            return
-        for name in adapter.held:
-            self._remove(name)
-        del self.jobs[job]
+        """Free the memory of a job that has ended, once no request uses it."""
+        adapter = self.jobs.pop(job, None)
+        if adapter is not None:
+            self._ended.append(adapter)
+        self._drop_ended(scheduler)
 
     def _check(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise ValueError unless the engine has memory for such tensors.
@@ -350,6 +351,15 @@ class AdapterStore:
                 adapter.held.remove(name)
                 adapter.spare = self._remove(name)
                 log.info("the adapter %s is not used any more", name)
+
+    def _drop_ended(self, scheduler: Any) -> None:
+        used = names_in_use(scheduler) if self._ended else set()
+        for adapter in list(self._ended):
+            for name in [name for name in adapter.held if name not in used]:
+                adapter.held.remove(name)
+                self._remove(name)
+            if not adapter.held:
+                self._ended.remove(adapter)
 
     def _remove(self, name: str) -> Version:
         """Forget an adapter, and return it, as its memory may be used again."""
