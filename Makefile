@@ -137,6 +137,8 @@ test-pythons:
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not vllm and not long"
+# Real servers on a busy machine: a test that fails is run once more, and the summary names it.
+AGAIN := --reruns 1 -raR
 # With real engines: a run that is continued, one whose processes are killed, an update of weights, an agent's episode.
 CORE := tests/integration/run/test_run.py::test_a_run_trains_and_leaves_its_story \
   tests/integration/run/test_kill.py \
@@ -148,7 +150,7 @@ test: $(VENV)/.dev
 	$(PYTEST) $(CORE) tests/unit $(ARGS)
 
 test-all: $(VENV)/.dev agents
-	$(PYTEST) --no-loadscope-reorder --durations=30 tests/chaos tests/integration tests/unit $(ARGS)
+	$(PYTEST) $(AGAIN) --no-loadscope-reorder --durations=30 tests/chaos tests/integration tests/unit $(ARGS)
 
 # A room's tests, and the ten slowest of them. Tests that need another environment are skipped unless `make agents` made it.
 $(addprefix test-,$(ROOMS)): test-%: $(VENV)/.dev
@@ -171,7 +173,7 @@ test-chaos: $(VENV)/.dev
 # Beside one that drops CEL rules it starts another one, or takes that of CEL_KUBECONFIG. Three files at a time where each
 # process starts a server of its own.
 test-cluster: $(VENV)/.dev
-	$(PY) -m pytest $(if $(KUBECONFIG),,-n 3 --dist loadfile) --durations=15 tests/cluster -m cluster $(ARGS)
+	$(PY) -m pytest $(if $(KUBECONFIG),,-n 3 --dist loadfile) $(AGAIN) --durations=15 tests/cluster -m cluster $(ARGS)
 
 # Needs root and a node: that of KUBECONFIG, or one that tests/node/node.py finds and starts.
 test-node: $(VENV)/.dev
