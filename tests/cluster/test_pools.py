@@ -224,9 +224,9 @@ async def test_a_change_of_the_spec_replaces_engines(operator: Operator, pools: 
     await pools.change(maxRank=64)
 
     async def is_replaced() -> bool:
-        (pod,) = (await pools.world.pods("engine")).values()
-        args = pod["spec"]["containers"][0]["args"]
-        return args[args.index("--max-lora-rank") + 1] == "64"
+        pods = (await pools.world.pods("engine")).values()
+        commands = [pod["spec"]["containers"][0]["args"] for pod in pods]
+        return [args[args.index("--max-lora-rank") + 1] for args in commands] == ["64"]
 
     await pools.world.until(is_replaced)
     await pools.until_told("EnginesReplaced")

@@ -328,7 +328,8 @@ def _events_of_readiness(pool: RLEnginePool, status: RLEnginePoolStatus) -> Iter
     lost = before.status == "True" and before.observed_generation == after.observed_generation
     cause = _detail(after.message)
     if lost or (cause and cause != _detail(before.message)):
-        yield Event("Warning", after.reason, after.message)
+        # Without a cause an engine may be replaced, as after a change of the template.
+        yield Event("Warning" if cause else "Normal", after.reason, after.message)
 
 
 def _detail(message: str) -> str:

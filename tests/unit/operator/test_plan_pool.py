@@ -345,15 +345,19 @@ def test_engines_that_become_ready_are_told_once() -> None:
     assert planned(with_status(pool, first), after(pool, *BOTH)).events == ()
 
 
-@pytest.mark.parametrize("lost", [(), (CRASHED,)], ids=["gone", "failed"])
-def test_an_engine_that_is_lost_is_told_once(lost: tuple[KubeObject, ...]) -> None:
+@pytest.mark.parametrize(
+    ("lost", "type_"),
+    [
+        pytest.param((), "Normal", id="replaced"),
+        pytest.param((CRASHED,), "Warning", id="failed"),
+    ],
+)
+def test_an_engine_that_is_lost_is_told_once(lost: tuple[KubeObject, ...], type_: str) -> None:
     pool = make_pool()
     ready = with_status(pool, planned(pool, after(pool, *BOTH)))
     observed = after(pool, engine_pod(0), *lost)
     first = planned(ready, observed)
-    assert [(event.type, event.reason) for event in first.events] == [
-        ("Warning", "EnginesNotReady")
-    ]
+    assert [(event.type, event.reason) for event in first.events] == [(type_, "EnginesNotReady")]
     assert planned(with_status(pool, first), observed).events == ()
 
 
