@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Mapping
 from typing import Any, Self
@@ -174,7 +175,9 @@ class HttpClient:
         """Return the JSON object at a path. Raises EngineError."""
         try:
             async with self.request("GET", path, seconds) as answer:
-                answer.raise_for_status()
+                if answer.status != 200:
+                    reason = _message(await answer.text())
+                    raise EngineError(f"engine {self.url}{path} answered {answer.status}: {reason}")
                 body: dict[str, Any] = await answer.json()
                 return body
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -193,3 +196,11 @@ class HttpClient:
 def version_number(text: str) -> int:
     """Return a weight version as a number; -1 for the name of the engine's first weights."""
     return int(text) if text.isdigit() else UNKNOWN_VERSION
+
+
+def _message(text: str) -> str:
+    """Return what a refusal says: its field `message`, or else its text."""
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:500]

@@ -40,6 +40,22 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
     assert len(seen) == expected
 
 
+async def test_a_worker_says_why_the_engine_refuses_its_job() -> None:
+    async def full(_: web.Request) -> web.Response:
+        sentence = "this pool has 4 jobs already: raise its maxAdapters"
+        return web.json_response({"success": False, "message": sentence}, status=429)
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/health", health)
+    app.router.add_get("/server_info", full)
+    async with TestServer(app) as server, Client(str(server.make_url("/"))) as engine:
+        with pytest.raises(EngineError, match="answered 429: this pool has 4 jobs already: raise"):
+            await engine.wait_ready(5.0)
+
+
 @asynccontextmanager
 async def closing(answers: list[bool]) -> AsyncIterator[str]:
     """A server that answers a request if the list says so, else closes the connection that
