@@ -12,6 +12,7 @@ from typing import Any, Self
 import aiohttp
 
 from sluice.engines.http import connections
+from sluice.engines.plugin_common.pool_credential import LEAVE
 from sluice.engines.protocol import UNKNOWN_VERSION, EngineError, Generation, RequestTimeoutError
 from sluice.telemetry import logs
 
@@ -23,8 +24,6 @@ SLOWEST_TOKENS_A_SECOND = 1.0
 PROBE_SECONDS = 3.0
 GET_SECONDS = 30.0
 POST_SECONDS = 10.0
-# Path of an engine of a pool, which forgets the job then.
-LEAVE = "/sluice_leave"
 
 
 class HttpClient:

@@ -13,6 +13,8 @@ import hmac
 
 # Variable of a worker or trainer with the credential of its job; unset if its engines are its own.
 VARIABLE = "SLUICE_POOL_CREDENTIAL"
+# Path of an engine. A worker that ends calls it, and the engine forgets the job.
+LEAVE = "/sluice_leave"
 # Ends the tag in a name.
 TAG_END = "!"
 

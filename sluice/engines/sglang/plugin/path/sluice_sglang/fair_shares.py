@@ -7,7 +7,7 @@ save up. Requests that run are not interrupted.
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ Account = Callable[[str, str, int], None]
 
 
 @dataclass(slots=True)
-class Open:
+class TrackedRequest:
     """A request that has not ended, and how many of its tokens have been counted."""
 
     request: Any
@@ -37,7 +37,7 @@ class FairShares:
     account: Account = lambda job, kind, tokens: None
     # Weighted tokens that each job has had.
     counters: dict[str, float] = field(default_factory=dict)
-    _open: dict[int, Open] = field(default_factory=dict)
+    _open: dict[int, TrackedRequest] = field(default_factory=dict)
 
     def order(self, _: Any, policy: Any, waiting: list[Any], *args: Any, **kwargs: Any) -> None:
         """Order SGLang's queue of waiting requests in place, after SGLang has."""
@@ -65,46 +65,48 @@ class FairShares:
     def count(self, waiting: Iterable[Any]) -> None:
         """Add the tokens since the last call to the counters."""
         waits = {id(request) for request in waiting}
+        active = {job_of(tag_of(tracked.request.rid)) for tracked in self._open.values()}
         for request in waiting:
             if id(request) not in self._open:
-                self._begin(request)
-        for key, known in list(self._open.items()):
+                self._begin(request, active)
+        tokens: Counter[tuple[str, str]] = Counter()
+        for key, tracked in list(self._open.items()):
             if key not in waits:
-                self._charge(known)
-                if known.request.finished():
+                self._charge(tracked, tokens)
+                if tracked.request.finished():
                     del self._open[key]
+        for (job, kind), count in tokens.items():
+            self.account(job, kind, count)
 
-    def _begin(self, request: Any) -> None:
+    def _begin(self, request: Any, active: set[str]) -> None:
+        """Track a new request. active: the jobs that have requests, to which its job is added."""
         job = job_of(tag_of(request.rid))
-        active = {job_of(tag_of(known.request.rid)) for known in self._open.values()}
         if job not in active:
             least = min((self.counters[other] for other in active), default=0.0)
             self.counters[job] = max(self.counters.get(job, 0.0), least)
-        self._open[id(request)] = Open(request)
+            active.add(job)
+        self._open[id(request)] = TrackedRequest(request)
 
-    def _charge(self, known: Open) -> None:
-        """Count a request that has left the queue."""
-        tag = tag_of(known.request.rid)
-        job, cost = job_of(tag), 0.0
-        if not known.started:
-            known.started = True
-            prompt = len(known.request.origin_input_ids)
-            self.account(job, "prompt", prompt)
-            cost += prompt
-        new = len(known.request.output_ids) - known.generated
-        if new > 0:
-            known.generated += new
-            self.account(job, "generated", new)
-            cost += GENERATED_COST * new
-        self.counters[job] += cost / weight_of(tag)
+    def _charge(self, tracked: TrackedRequest, tokens: Counter[tuple[str, str]]) -> None:
+        """Count the new tokens of a request that has left the queue, and add them to `tokens`."""
+        tag = tag_of(tracked.request.rid)
+        job, prompt = job_of(tag), 0
+        if not tracked.started:
+            tracked.started = True
+            prompt = len(tracked.request.origin_input_ids)
+        generated = max(len(tracked.request.output_ids) - tracked.generated, 0)
+        tracked.generated += generated
+        tokens[job, "prompt"] += prompt
+        tokens[job, "generated"] += generated
+        self.counters[job] += (prompt + GENERATED_COST * generated) / weight_of(tag)
 
 
 def exported() -> Account:
     """Return a function that counts tokens in SGLang's metrics."""
     # SGLang has set where processes leave their metrics before it starts the scheduler.
-    from prometheus_client import Counter
+    import prometheus_client
 
-    tokens = Counter(
+    tokens = prometheus_client.Counter(
         "sluice_pool_tokens", "Tokens that each job of the pool has had.", ["job", "kind"]
     )
     return lambda job, kind, count: tokens.labels(job, kind).inc(count)

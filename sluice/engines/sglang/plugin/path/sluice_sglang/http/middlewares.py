@@ -40,12 +40,12 @@ def register() -> None:
     app.add_middleware(
         RequestBatching, queue=queue, generate=_by(generate_request, GenerateReqInput)
     )
-    if most := chosen.get("jobs", 0):
+    if max_jobs := chosen.get("jobs", 0):
         # Last, so that it is the first to see a request.
         pool_jobs.register(
             app,
             os.environ["SLUICE_POOL_KEY"],
-            most,
+            max_jobs,
             chosen.get("silent_seconds", pool_jobs.SILENT_SECONDS),
             lambda: get_global_state().tokenizer_manager,
         )

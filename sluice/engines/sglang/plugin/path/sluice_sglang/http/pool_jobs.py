@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..pool_credential import TAG_END, job_of, verified_tag
+from ..pool_credential import LEAVE, TAG_END, job_of, verified_tag
 from ..weights.transfer import GROUP_PREFIX
 from . import attempt_fence, ordered_buckets
 from .attempt_fence import Receive, Scope, Send
@@ -23,10 +23,10 @@ from .request_batching import PATH as GENERATE_BATCH
 
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 # Everybody may ask these.
-OPEN = frozenset({"/health", "/health_generate", "/metrics"})
+PUBLIC_PATHS = frozenset({"/health", "/health_generate", "/metrics"})
 ABORT, VERSION, RENAME = "/abort_request", "/model_info", "/update_weight_version"
 # Answered by the engine for a job.
-PASSED = frozenset(
+FORWARDED_PATHS = frozenset(
     {
         "/generate",
         GENERATE_BATCH,
@@ -43,10 +43,8 @@ FIRST_VERSION = "default"
 TAG = "sluice_tag"
 # A job that has not called for this time has ended: a worker that lives asks every few seconds.
 SILENT_SECONDS = 900.0
-# A worker that ends calls this. Its job's adapter is not needed here any more.
-LEAVE = "/sluice_leave"
 # Headers of a trainer that name something, which other jobs may name likewise.
-NAMING = (attempt_fence.HEADER, ordered_buckets.HEADER)
+NAMING_HEADERS = (attempt_fence.HEADER, ordered_buckets.HEADER)
 log = logging.getLogger(__name__)
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -66,7 +64,7 @@ class PoolJobs:
         self,
         app: App,
         key: str,
-        most: int,
+        max_jobs: int,
         silent_seconds: float,
         jobs: dict[str, Job],
         engine: Callable[[], Any],
@@ -79,7 +77,7 @@ class PoolJobs:
             The application.
         key
             The pool's key, with which credentials are signed.
-        most
+        max_jobs
             Number of jobs that the engine has memory for.
         silent_seconds
             Time after which a job that does not call has ended.
@@ -90,10 +88,10 @@ class PoolJobs:
 
         """
         self.app, self.key, self.jobs, self.engine = app, key, jobs, engine
-        self.most, self.silent_seconds = most, silent_seconds
+        self.max_jobs, self.silent_seconds = max_jobs, silent_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
             await self.app(scope, receive, send)
             return
         tag = verified_tag(self.key, _bearer(scope))
@@ -105,10 +103,10 @@ class PoolJobs:
             await self._forget([name])
             await answer(send, 200, {"success": True})
             return
-        if name not in self.jobs and len(self.jobs) >= self.most:
+        if name not in self.jobs and len(self.jobs) >= self.max_jobs:
             await self._forget_silent()
-        if name not in self.jobs and len(self.jobs) >= self.most:
-            message = f"this pool has {self.most} jobs already: raise its maxAdapters"
+        if name not in self.jobs and len(self.jobs) >= self.max_jobs:
+            message = f"this pool has {self.max_jobs} jobs already: raise its maxAdapters"
             await answer(send, 429, {"success": False, "message": message})
             return
         job = self.jobs.setdefault(name, Job())
@@ -122,7 +120,7 @@ class PoolJobs:
         elif path == ABORT:
             self._abort(tag, await _object(receive))
             await answer(send, 200, {"success": True})
-        elif path not in PASSED:
+        elif path not in FORWARDED_PATHS:
             message = f"an engine of a pool does not do {path} for one job"
             await answer(send, 403, {"success": False, "message": message})
         else:
@@ -157,14 +155,19 @@ class PoolJobs:
 
 
 def register(
-    app: Any, key: str, most: int, silent_seconds: float, engine: Callable[[], Any]
+    app: Any, key: str, max_jobs: int, silent_seconds: float, engine: Callable[[], Any]
 ) -> None:
     """Add the middleware, and what tells the scheduler whose a request is."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     jobs: dict[str, Job] = {}
     app.add_middleware(
-        PoolJobs, key=key, most=most, silent_seconds=silent_seconds, jobs=jobs, engine=engine
+        PoolJobs,
+        key=key,
+        max_jobs=max_jobs,
+        silent_seconds=silent_seconds,
+        jobs=jobs,
+        engine=engine,
     )
 
     def name_request(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
@@ -225,7 +228,8 @@ def _tagged(scope: Scope, tag: str) -> Scope:
     """Return the scope with the job's tag, also before the names in the trainer's headers."""
     start = (tag + TAG_END).encode()
     headers = [
-        (name, start + value if name in NAMING else value) for name, value in scope["headers"]
+        (name, start + value if name in NAMING_HEADERS else value)
+        for name, value in scope["headers"]
     ]
     return {**scope, TAG: tag, "headers": headers}
 

@@ -171,7 +171,7 @@ class Adapters:
         return self.store.manager.create_lora_update_result(success=True)
 
 
-class Unlocked:
+class NoLock:
     """A lock that nobody holds and that everybody gets at once."""
 
     reader_lock = writer_lock = nullcontext()
@@ -186,7 +186,7 @@ def without_lock(_: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     By its lock SGLang's HTTP process makes an update wait until no request runs. Here an update
     adds a version, which no running request uses.
     """
-    manager.model_update_lock = Unlocked()
+    manager.model_update_lock = NoLock()
 
 
 class Unpinned:

@@ -124,7 +124,7 @@ class AdapterStore:
         # Adapters of jobs that have ended, while requests use them.
         self._ended: list[JobAdapter] = []
         # The adapters that SGLang knows, by their names there.
-        self._known: dict[str, Version] = {}
+        self._held_versions: dict[str, Version] = {}
         # The last version of each job, and how often a job has sent no later one. Kept when a job
         # is forgotten.
         self._last: dict[str, tuple[int, int]] = {}
@@ -178,9 +178,9 @@ class AdapterStore:
         if new.signature not in self._places:
             self._places[new.signature] = self._look_up(new.signature)
         name = self._name(job, version) if self.versions else NAME
-        self._know(name, adapter, new)
-        replaced = self._known.get(name)
-        self._known[name] = new
+        self._register(name, adapter, new)
+        replaced = self._held_versions.get(name)
+        self._held_versions[name] = new
         if replaced is not None:
             adapter.spare = replaced
             adapter.held.remove(name)
@@ -256,7 +256,7 @@ class AdapterStore:
             log.warning("this SGLang has adapters in unknown places: %r", error)
             return None
 
-    def _know(self, name: str, adapter: JobAdapter, new: Version) -> None:
+    def _register(self, name: str, adapter: JobAdapter, new: Version) -> None:
         """Make the name known to SGLang, with rank and scaling.
 
         All versions of an adapter share one object of SGLang, which costs milliseconds.
@@ -290,14 +290,14 @@ class AdapterStore:
 
     def _load(self, name: str | None, slot: int, *args: Any) -> None:
         """Fill a slot, in place of SGLang's function."""
-        if name in self._known:
+        if name in self._held_versions:
             self._fill(name, slot)
         else:
             self._filled.pop(slot, None)
             self._load_by_sglang(name, slot, *args)
 
     def _fill(self, name: str, slot: int) -> None:
-        version = self._known[name]
+        version = self._held_versions[name]
         weights, signature = version.tensors, version.signature
         places = self._places[signature]
         _wait_for(self._written)
@@ -372,7 +372,7 @@ class AdapterStore:
             memory.eviction_policy.remove(name)
         for known in (self.manager.configs, self.manager.loras, self.manager.lora_refs):
             known.pop(name, None)
-        return self._known.pop(name)
+        return self._held_versions.pop(name)
 
 
 def names_in_use(scheduler: Any) -> set[str | None]:
