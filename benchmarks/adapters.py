@@ -209,6 +209,8 @@ async def pool(options: argparse.Namespace, directory: Path) -> AsyncIterator[di
 async def job(options: argparse.Namespace, number: int, port: int) -> AsyncIterator[Client]:
     """Join a pool as a job's trainer and worker do, and send an adapter."""
     credential = pool_credential.credential(KEY, f"bench/job-{number}", 1)
+    if GPUS:  # NCCL's communicator is one of the process's current device
+        torch.cuda.set_device(1)
     backend = "nccl" if GPUS else "gloo"
     sync = WeightSync.model_validate(
         {"transport": backend, "lora": "adapter", "pauseMode": "versions"}

@@ -49,13 +49,17 @@ def main() -> None:
         "--engine-args", type=json.loads, default={}, help="more of both servers', as JSON"
     )
     parser.add_argument("--json", type=Path, help="file of the result")
+    parser.add_argument("--directory", type=Path, help="keep model, runs and logs here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
-        directory = Path(text)
+        directory = options.directory or Path(text)
+        directory.mkdir(exist_ok=True)
         os.environ["XDG_STATE_HOME"] = str(directory / "state")
         make_inputs(directory, options.engine_args)
         apart = rate(run_jobs(directory, "apart", 1, options.steps, gpus="0,1"))
+        print(f"apart: {apart:,.0f} tokens/s", flush=True)
         with_pool = start_pool(directory)
+        print("the pool's engine is ready", flush=True)
         try:
             shared = rate(run_jobs(directory, "pool", options.jobs, options.steps, gpus="1"))
         finally:
