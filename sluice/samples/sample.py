@@ -111,6 +111,8 @@ class Prompt:
     version: int = 0
     lease_id: str = ""
     lease_attempt: int = 0
+    # Digests of the images that the messages refer to, in their order.
+    images: list[str] = field(default_factory=list)
 
 
 def _empty(dtype: type[np.generic]) -> Any:
@@ -137,6 +139,10 @@ class TokenSequence:
         Experts of the first tokens, at most all but the last (`trainer.routingReplay`).
     seat
         Seat of `rollout.seats` that these tokens were played from; empty if the job has no seats.
+    images
+        Digests of the images, in the order of their placeholders in `tokens`, one token each.
+    image_tokens
+        Tokens that the images add once each placeholder is as long as its image.
 
     """
 
@@ -148,6 +154,8 @@ class TokenSequence:
     teacher_log_probs: Float32 | None = None
     routed_experts: Experts | None = None
     seat: str = ""
+    images: list[str] = field(default_factory=list)
+    image_tokens: int = 0
 
     @property
     def prompt_length(self) -> int:

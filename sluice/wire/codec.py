@@ -59,6 +59,7 @@ def prompt_to_message(prompt: Prompt) -> pb.Prompt:
         metadata_json=_json(prompt.metadata) if prompt.metadata else "",
         tools_json=_json(prompt.tools) if prompt.tools else "",
         version=prompt.version,
+        images=prompt.images,
     )
 
 
@@ -76,6 +77,7 @@ def prompt_from_message(message: pb.Prompt) -> Prompt:
         version=message.version,
         lease_id=message.lease_id,
         lease_attempt=message.lease_attempt,
+        images=list(message.images),
     )
 
 
@@ -115,6 +117,8 @@ def _packed(sequence: TokenSequence) -> dict[str, Any]:
         else np.ascontiguousarray(taught, dtype="<f4").tobytes(),
         "routed_experts": None if experts is None else _experts_to_message(experts),
         "seat": sequence.seat,
+        "images": sequence.images,
+        "image_tokens": sequence.image_tokens,
     }
 
 
@@ -169,6 +173,8 @@ def _unpacked(message: pb.Sample | pb.Branch, name: str) -> dict[str, Any]:
         if message.HasField("routed_experts")
         else None,
         "seat": message.seat,
+        "images": list(message.images),
+        "image_tokens": message.image_tokens,
     }
 
 

@@ -76,6 +76,18 @@ class ModelSource(Model):
     )
 
 
+class ImageLimits(Model):
+    """Limits of the images of a job. A row beyond one is refused, with its file and line."""
+
+    max_per_prompt: PositiveInt = Field(16, description="Most images of a prompt.")
+    max_pixels: PositiveInt = Field(
+        1_003_520,
+        description="Width times height. Larger images are scaled down to it, in proportion, when "
+        "they are read.",
+    )
+    max_bytes: Quantity = Field("20Mi", description="Largest file of an image.")
+
+
 class RowSource(Model):
     """Rows that user code yields. They are written to a file once, before the buffer starts."""
 
@@ -135,6 +147,11 @@ class PromptSource(Model):
     tools_key: str = Field(
         "tools", description="Column of the tool definitions for the chat template."
     )
+    images_key: str = Field(
+        "images",
+        description="Column of the images, in the order of the `<image>` placeholders of the "
+        "prompt. Read if data.images is set.",
+    )
     apply_chat_template: bool = Field(
         False,
         description="Render the prompt with the chat template of the tokenizer. A text "
@@ -185,6 +202,11 @@ class Data(Model):
         None,
         description="Kubernetes volume source with the prompt files. Paths are then relative "
         "to its root.",
+    )
+    images: ImageLimits | None = Field(
+        None,
+        description="Set (`{}` is enough) if rows have images: the model is then trained and "
+        "served as a vision-language model.",
     )
     shuffle: bool = Field(
         True,

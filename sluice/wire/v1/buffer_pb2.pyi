@@ -292,6 +292,16 @@ class GetExamplesRequest(_message.Message):
     dataset: str
     def __init__(self, version: _Optional[int] = ..., dataset: _Optional[str] = ...) -> None: ...
 
+class GetImagesRequest(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PutImagesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetFailuresRequest(_message.Message):
     __slots__ = ("after",)
     AFTER_FIELD_NUMBER: _ClassVar[int]

@@ -98,6 +98,16 @@ class BufferStub:
                 request_serializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresResponse.FromString,
                 _registered_method=True)
+        self.GetImages = channel.unary_stream(
+                '/sluice.v1.Buffer/GetImages',
+                request_serializer=sluice_dot_v1_dot_buffer__pb2.GetImagesRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_common__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.PutImages = channel.stream_unary(
+                '/sluice.v1.Buffer/PutImages',
+                request_serializer=sluice_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_buffer__pb2.PutImagesResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/sluice.v1.Buffer/Stats',
                 request_serializer=sluice_dot_v1_dot_buffer__pb2.StatsRequest.SerializeToString,
@@ -195,6 +205,20 @@ class BufferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetImages(self, request, context):
+        """Returns images by digest (each a chunked Image), in the order of the request. NOT_FOUND names those that no row and no kept sample has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutImages(self, request_iterator, context):
+        """Stores images that samples will refer to and no row has, such as screenshots of an episode (each a chunked Image). They last as long as a lease or a kept sample refers to them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -263,6 +287,16 @@ def add_BufferServicer_to_server(servicer, server):
                     servicer.GetFailures,
                     request_deserializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresResponse.SerializeToString,
+            ),
+            'GetImages': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetImages,
+                    request_deserializer=sluice_dot_v1_dot_buffer__pb2.GetImagesRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            ),
+            'PutImages': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutImages,
+                    request_deserializer=sluice_dot_v1_dot_common__pb2.Chunk.FromString,
+                    response_serializer=sluice_dot_v1_dot_buffer__pb2.PutImagesResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -597,6 +631,60 @@ class Buffer:
             '/sluice.v1.Buffer/GetFailures',
             sluice_dot_v1_dot_buffer__pb2.GetFailuresRequest.SerializeToString,
             sluice_dot_v1_dot_buffer__pb2.GetFailuresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetImages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.Buffer/GetImages',
+            sluice_dot_v1_dot_buffer__pb2.GetImagesRequest.SerializeToString,
+            sluice_dot_v1_dot_common__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutImages(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/sluice.v1.Buffer/PutImages',
+            sluice_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            sluice_dot_v1_dot_buffer__pb2.PutImagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,7 +52,7 @@ class RoutedExperts(_message.Message):
     def __init__(self, ids: _Optional[bytes] = ..., rows: _Optional[int] = ..., bytes_per_id: _Optional[int] = ...) -> None: ...
 
 class Branch(_message.Message):
-    __slots__ = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "teacher_log_probs", "seat", "routed_experts")
+    __slots__ = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "teacher_log_probs", "seat", "images", "image_tokens", "routed_experts")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,8 @@ class Branch(_message.Message):
     WEIGHT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     TEACHER_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     SEAT_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     response_length: int
@@ -68,11 +70,13 @@ class Branch(_message.Message):
     weight_versions: _containers.RepeatedCompositeFieldContainer[WeightSpan]
     teacher_log_probs: bytes
     seat: str
+    images: _containers.RepeatedScalarFieldContainer[str]
+    image_tokens: int
     routed_experts: RoutedExperts
-    def __init__(self, tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., teacher_log_probs: _Optional[bytes] = ..., seat: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
+    def __init__(self, tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., teacher_log_probs: _Optional[bytes] = ..., seat: _Optional[str] = ..., images: _Optional[_Iterable[str]] = ..., image_tokens: _Optional[int] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("index", "tokens", "response_length", "response", "reward", "reward_parts", "loss_mask", "rollout_log_probs", "weight_versions", "status", "metadata_json", "error", "teacher_log_probs", "branches", "seat", "seat_rewards", "routed_experts")
+    __slots__ = ("index", "tokens", "response_length", "response", "reward", "reward_parts", "loss_mask", "rollout_log_probs", "weight_versions", "status", "metadata_json", "error", "teacher_log_probs", "branches", "seat", "seat_rewards", "images", "image_tokens", "routed_experts")
     class RewardPartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +107,8 @@ class Sample(_message.Message):
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     SEAT_FIELD_NUMBER: _ClassVar[int]
     SEAT_REWARDS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     tokens: bytes
@@ -120,11 +126,13 @@ class Sample(_message.Message):
     branches: _containers.RepeatedCompositeFieldContainer[Branch]
     seat: str
     seat_rewards: _containers.ScalarMap[str, float]
+    images: _containers.RepeatedScalarFieldContainer[str]
+    image_tokens: int
     routed_experts: RoutedExperts
-    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., response: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., status: _Optional[_Union[SampleStatus, str]] = ..., metadata_json: _Optional[str] = ..., error: _Optional[str] = ..., teacher_log_probs: _Optional[bytes] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., seat: _Optional[str] = ..., seat_rewards: _Optional[_Mapping[str, float]] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., response: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., status: _Optional[_Union[SampleStatus, str]] = ..., metadata_json: _Optional[str] = ..., error: _Optional[str] = ..., teacher_log_probs: _Optional[bytes] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., seat: _Optional[str] = ..., seat_rewards: _Optional[_Mapping[str, float]] = ..., images: _Optional[_Iterable[str]] = ..., image_tokens: _Optional[int] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("lease_id", "lease_attempt", "purpose", "group_id", "epoch", "dataset", "row", "prompt_json", "label_json", "metadata_json", "tools_json", "version")
+    __slots__ = ("lease_id", "lease_attempt", "purpose", "group_id", "epoch", "dataset", "row", "prompt_json", "label_json", "metadata_json", "tools_json", "version", "images")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +145,7 @@ class Prompt(_message.Message):
     METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     lease_attempt: int
     purpose: Purpose
@@ -149,7 +158,22 @@ class Prompt(_message.Message):
     metadata_json: str
     tools_json: str
     version: int
-    def __init__(self, lease_id: _Optional[str] = ..., lease_attempt: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., group_id: _Optional[int] = ..., epoch: _Optional[int] = ..., dataset: _Optional[str] = ..., row: _Optional[int] = ..., prompt_json: _Optional[str] = ..., label_json: _Optional[str] = ..., metadata_json: _Optional[str] = ..., tools_json: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_id: _Optional[str] = ..., lease_attempt: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., group_id: _Optional[int] = ..., epoch: _Optional[int] = ..., dataset: _Optional[str] = ..., row: _Optional[int] = ..., prompt_json: _Optional[str] = ..., label_json: _Optional[str] = ..., metadata_json: _Optional[str] = ..., tools_json: _Optional[str] = ..., version: _Optional[int] = ..., images: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("digest", "media_type", "width", "height", "data")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    media_type: str
+    width: int
+    height: int
+    data: bytes
+    def __init__(self, digest: _Optional[str] = ..., media_type: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class SampleGroup(_message.Message):
     __slots__ = ("prompt", "samples", "failure")

@@ -1,0 +1,1 @@
+"""Images in prompts, conversations and samples, from the row to the trainer."""
