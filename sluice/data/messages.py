@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sluice.images.image import IMAGE_PART, SCHEME, is_image_part
 from sluice.input_checks import InputError, load_json, without_surrogates
 
 # Types of parts that hold text: those of OpenAI's interfaces, and of rows.
@@ -43,19 +44,20 @@ def normalised(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a chat message in the form that templates are given.
 
     Null fields count as absent. `content` becomes a text: parts are joined, and it may be empty
-    with tool calls. `arguments` of a tool call become an object, also if given as OpenAI's JSON
-    text, and print as JSON (`Arguments`); text that is not JSON, as a model may write it, stays
-    text. `developer` becomes `system`.
+    with tool calls. Content with stored images (`image_part`) becomes a list of parts. `arguments`
+    of a tool call become an object, also if given as OpenAI's JSON text, and print as JSON
+    (`Arguments`); text that is not JSON, as a model may write it, stays text. `developer` becomes
+    `system`.
 
     Raises
     ------
     MessageError
-        If the content is not text, or a tool call has no function.
+        If the content is neither text nor stored images, or a tool call has no function.
 
     """
     kept = present(message)
     kept["role"] = "system" if kept.get("role") == "developer" else kept.get("role")
-    kept["content"] = text_of(kept.get("content"))
+    kept["content"] = content_of(kept.get("content"))
     if calls := kept.pop("tool_calls", None):
         if not isinstance(calls, list):
             raise MessageError(f"tool_calls: expected a list, found {shown(calls)}")
@@ -68,6 +70,25 @@ def present(message: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if value is not None}
 
 
+def content_of(content: Any) -> str | list[dict[str, Any]]:
+    """Return the text of a content, or its parts if some are stored images.
+
+    Raises MessageError.
+    """
+    if not isinstance(content, list) or not any(map(_is_stored, content)):
+        return text_of(content)
+    return [
+        {"type": IMAGE_PART, IMAGE_PART: part[IMAGE_PART]}
+        if _is_stored(part)
+        else {"type": "text", "text": text_of([part])}
+        for part in content
+    ]
+
+
+def _is_stored(part: Any) -> bool:
+    return is_image_part(part) and str(part.get(IMAGE_PART)).startswith(SCHEME)
+
+
 def text_of(content: Any) -> str:
     """Return the text of a content: a text, null, or a list of text parts. Raises MessageError."""
     if content is None or isinstance(content, str):
@@ -77,8 +98,8 @@ def text_of(content: Any) -> str:
     ):
         return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
     raise MessageError(
-        "content: expected a text, or parts of text: sluice reads no pictures; found "
-        f"{shown(content)}"
+        "content: expected a text, or parts of text; images of rows are read if data.images is "
+        f"set; found {shown(content)}"
     )
 
 

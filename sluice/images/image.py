@@ -9,7 +9,8 @@ from typing import Any
 
 # Type of a part of a message's content that stands for an image (Hugging Face's chat templates).
 IMAGE_PART = "image"
-_SCHEME = "sha256:"
+# Beginning of a reference to a stored image.
+SCHEME = "sha256:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Image:
 
 def image_part(digest: str) -> dict[str, Any]:
     """Return the part of a message's content that refers to an image."""
-    return {"type": IMAGE_PART, IMAGE_PART: _SCHEME + digest}
+    return {"type": IMAGE_PART, IMAGE_PART: SCHEME + digest}
 
 
 def referred(messages: str | Iterable[Mapping[str, Any]]) -> list[str]:
@@ -52,9 +53,33 @@ def referred(messages: str | Iterable[Mapping[str, Any]]) -> list[str]:
     return list(_digests(parts))
 
 
+def with_digests(
+    messages: str | list[dict[str, Any]], digests: Iterable[str]
+) -> str | list[dict[str, Any]]:
+    """Return messages whose image parts refer to the given digests, in their order."""
+    if isinstance(messages, str):
+        return messages
+    given = iter(digests)
+
+    def part(part: Any) -> Any:
+        return image_part(next(given)) if is_image_part(part) else part
+
+    return [
+        message | {"content": [part(entry) for entry in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def is_image_part(part: Any) -> bool:
+    """Return whether a part of a message's content stands for an image."""
+    return isinstance(part, Mapping) and part.get("type") == IMAGE_PART
+
+
 def _digests(parts: Iterable[Any]) -> Iterator[str]:
     for part in parts:
-        if isinstance(part, Mapping) and part.get("type") == IMAGE_PART:
+        if is_image_part(part):
             reference = part.get(IMAGE_PART)
-            if isinstance(reference, str) and reference.startswith(_SCHEME):
-                yield reference.removeprefix(_SCHEME)
+            if isinstance(reference, str) and reference.startswith(SCHEME):
+                yield reference.removeprefix(SCHEME)

@@ -47,6 +47,9 @@ PROMPT_TOO_LONG = "prompt_too_long"
 MAX_LOG_PROB = 0.1
 # Far below any sampled token: its probability is 0 in float64 too.
 MIN_LOG_PROB = -1e4
+# Most tokens that one image adds: far above those of any processor.
+MAX_IMAGE_TOKENS = 1 << 16
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def compact(experts: npt.NDArray[Any]) -> Experts:
@@ -161,6 +164,11 @@ class TokenSequence:
     def prompt_length(self) -> int:
         return len(self.tokens) - self.response_length
 
+    @property
+    def length(self) -> int:
+        """Number of tokens that the trainer sees: each placeholder is as long as its image."""
+        return len(self.tokens) + self.image_tokens
+
     def append(
         self,
         tokens: list[int],
@@ -247,6 +255,26 @@ class TokenSequence:
                 "which the last has none"
             )
         self._check_spans(name)
+        self._check_images(name)
+
+    def _check_images(self, name: str) -> None:
+        count = len(self.images)
+        for position, digest in enumerate(self.images):
+            if not _DIGEST.fullmatch(digest):
+                raise SampleError(
+                    f"{name}.images[{position}]: expected a digest of 64 hexadecimal digits, found "
+                    f"{digest[:80]!r}"
+                )
+        if count > len(self.tokens):
+            raise SampleError(
+                f"{name}.images: {count} images for {len(self.tokens)} tokens; each has one token "
+                "of its own"
+            )
+        if not 0 <= self.image_tokens <= count * MAX_IMAGE_TOKENS:
+            raise SampleError(
+                f"{name}.imageTokens: {self.image_tokens} for {count} images, expected 0 to "
+                f"{count * MAX_IMAGE_TOKENS}"
+            )
 
     def _check_log_probs(self, name: str) -> None:
         trained = self.loss_mask.astype(bool)
@@ -317,6 +345,13 @@ class Sample(TokenSequence):
         return [self, *self.branches]
 
     @property
+    def named_sequences(self) -> list[tuple[str, TokenSequence]]:
+        """The sequences, each with its name in messages."""
+        name = f"samples[{self.index}]"
+        branches = [(f"{name}.branches[{i}]", branch) for i, branch in enumerate(self.branches)]
+        return [(name, self), *branches]
+
+    @property
     def trainable_tokens(self) -> int:
         """Number of trained tokens of all sequences."""
         return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
@@ -382,20 +417,17 @@ class Sample(TokenSequence):
 
     def check_vocabulary(self, size: int | None) -> None:
         """Raise SampleError if a token id is not below `size`; None: the size is not known."""
-        for number, sequence in enumerate(self.sequences if size else ()):
+        for name, sequence in self.named_sequences if size else ():
             if len(sequence.tokens) and (largest := int(sequence.tokens.max())) >= (size or 0):
-                branch = f".branches[{number - 1}]" if number else ""
                 raise SampleError(
-                    f"samples[{self.index}]{branch}.tokens: token id {largest}, expected ids below "
-                    f"{size}, the model's vocab_size"
+                    f"{name}.tokens: token id {largest}, expected ids below {size}, the model's "
+                    "vocab_size"
                 )
 
     def check_tokens(self) -> None:
         """Raise SampleError if an invariant of the tokens or of their values is broken."""
-        name = f"samples[{self.index}]"
-        self.check_sequence(name)
-        for number, branch in enumerate(self.branches):
-            branch.check_sequence(f"{name}.branches[{number}]")
+        for name, sequence in self.named_sequences:
+            sequence.check_sequence(name)
 
 
 _WORKER_NAME = re.compile(r"[^\x00-\x1f/]{0,190}-\d{1,9}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sluice.images.image import Image
 from sluice.samples.sample import (
     Experts,
     Prompt,
@@ -198,6 +199,32 @@ def group_from_message(message: pb.SampleGroup | SerializedGroup) -> SampleGroup
         samples=[sample_from_message(s) for s in message.samples],
         failure=message.failure,
     )
+
+
+def image_to_message(image: Image, lease_id: str = "") -> pb.Image:
+    """Return the message of an image; `lease_id` is that of PutImages."""
+    return pb.Image(
+        digest=image.digest,
+        media_type=image.media_type,
+        width=image.width,
+        height=image.height,
+        data=image.data,
+        lease_id=lease_id,
+    )
+
+
+def image_from_message(message: pb.Image) -> Image:
+    """Return the image of a message.
+
+    Raises SampleError if its digest is not that of its bytes.
+    """
+    image = Image(message.media_type, message.width, message.height, message.data)
+    if image.digest != message.digest:
+        raise SampleError(
+            f"image.digest: {message.digest[:80]!r}, and the SHA-256 of its {len(image.data)} "
+            f"bytes is {image.digest}"
+        )
+    return image
 
 
 def to_chunks(key: int, *parts: bytes | bytearray | memoryview) -> Iterator[pb.Chunk]:

@@ -39,19 +39,19 @@ class StorageCapacity:
         limit = self.total_bytes
         if now < self._ceiling_until:
             limit = min(limit, self._ceiling)
-        return limit - self.memory.stored
+        return limit - self.memory.stored_bytes
 
     def free_leases(self) -> int:
         """Return how many more groups may be leased so that all groups in work can be stored."""
         free = self.free_bytes()
         if free <= 0:
             return 0
-        largest = self.memory.largest
+        largest = self.memory.largest_group
         return max(0, free // largest - len(self.memory.deadlines)) if largest else 1 << 30
 
     def note_full(self, error: StorageFullError) -> None:
         """Report no free bytes for a while, because a write met a full map or disk."""
-        self._ceiling = self.memory.stored
+        self._ceiling = self.memory.stored_bytes
         self._ceiling_until = self._clock() + _FULL_SECONDS
         self.memory.count("storage_full")
 
@@ -79,7 +79,7 @@ class StorageCapacity:
 
     def waiting_for(self) -> str:
         """Describe the wait of a batch for free space."""
-        usage = f"{self.memory.stored} of {self.total_bytes} bytes are used"
+        usage = f"{self.memory.stored_bytes} of {self.total_bytes} bytes are used"
         return (
             f"room in the storage ({usage}): the next checkpoint frees some, or make "
             "buffer.storage.size larger"
@@ -94,8 +94,8 @@ class StorageCapacity:
             return ""
         return (
             f"spec.buffer.storage.size: one batch does not fit. {len(memory.finished)} of "
-            f"{self._batch_size} groups take {memory.stored} of {self.total_bytes} bytes, and "
-            "no checkpoint can free any; make it larger (the records of the "
+            f"{self._batch_size} groups take {memory.stored_bytes} of {self.total_bytes} bytes, "
+            "and no checkpoint can free any; make it larger (the records of the "
             f"{memory.progress.next_group} groups so far take {self._storage.record_bytes()} bytes "
             "of it)"
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sluice.api import RLJob, quantity_value
+from sluice.images.image import Image
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry import steady
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -37,6 +38,7 @@ from sluice_buffer.state.storage import (
 )
 from sluice_buffer.transitions.batches import Batches
 from sluice_buffer.transitions.failures import Drops, Failures
+from sluice_buffer.transitions.images import Images
 from sluice_buffer.transitions.leases import LeaseCall, Leases, WorkerAttempt
 from sluice_buffer.transitions.rounds import NO_EVALUATION, Rounds
 from sluice_buffer.transitions.submits import SubmitAnswer, Submits
@@ -139,6 +141,11 @@ class Buffer:
             give_up=lambda key, group, why: self.submits.give_up(key, group, why),
             local_samples=self.local_source is not None,
         )
+        self.images = Images(
+            self.memory,
+            self.leases,
+            give_up=lambda key, group, why: self.submits.give_up(key, group, why),
+        )
         self.batches = Batches(self.memory, self.policy, self.leases, self.rounds)
         self.submits = Submits(
             self.memory,
@@ -200,6 +207,9 @@ class Buffer:
 
     def refuse(self, prompt: Prompt, why: str) -> None:
         self.submits.refuse(prompt, why)
+
+    def put_image(self, lease_id: str, image: Image) -> None:
+        self.images.put(lease_id, image, self.capacity.free_bytes())
 
     def take(self, step: int, attempt: int) -> str | None:
         if self.local_source and step == self.memory.progress.step + 1:

@@ -339,7 +339,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BufferStats(_message.Message):
-    __slots__ = ("step", "total_steps", "version", "checkpoint_step", "trainer_attempt", "depth", "leases", "returned", "started", "admitted", "counters", "metrics", "evaluation", "policy_lag", "stored_bytes", "capacity_bytes", "epoch", "waiting_for", "failed", "under_way_bytes", "under_way_peak_bytes", "under_way_limit_bytes")
+    __slots__ = ("step", "total_steps", "version", "checkpoint_step", "trainer_attempt", "depth", "leases", "returned", "started", "admitted", "counters", "metrics", "evaluation", "policy_lag", "stored_bytes", "capacity_bytes", "epoch", "waiting_for", "failed", "under_way_bytes", "under_way_peak_bytes", "under_way_limit_bytes", "image_bytes", "images")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +390,8 @@ class BufferStats(_message.Message):
     UNDER_WAY_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNDER_WAY_PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNDER_WAY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     step: int
     total_steps: int
     version: int
@@ -412,4 +414,6 @@ class BufferStats(_message.Message):
     under_way_bytes: int
     under_way_peak_bytes: int
     under_way_limit_bytes: int
-    def __init__(self, step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., trainer_attempt: _Optional[int] = ..., depth: _Optional[int] = ..., leases: _Optional[int] = ..., returned: _Optional[int] = ..., started: _Optional[int] = ..., admitted: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., policy_lag: _Optional[float] = ..., stored_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., failed: _Optional[_Mapping[str, int]] = ..., under_way_bytes: _Optional[int] = ..., under_way_peak_bytes: _Optional[int] = ..., under_way_limit_bytes: _Optional[int] = ...) -> None: ...
+    image_bytes: int
+    images: int
+    def __init__(self, step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., trainer_attempt: _Optional[int] = ..., depth: _Optional[int] = ..., leases: _Optional[int] = ..., returned: _Optional[int] = ..., started: _Optional[int] = ..., admitted: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., policy_lag: _Optional[float] = ..., stored_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., failed: _Optional[_Mapping[str, int]] = ..., under_way_bytes: _Optional[int] = ..., under_way_peak_bytes: _Optional[int] = ..., under_way_limit_bytes: _Optional[int] = ..., image_bytes: _Optional[int] = ..., images: _Optional[int] = ...) -> None: ...

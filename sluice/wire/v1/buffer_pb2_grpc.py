@@ -206,14 +206,15 @@ class BufferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetImages(self, request, context):
-        """Returns images by digest (each a chunked Image), in the order of the request. NOT_FOUND names those that no row and no kept sample has.
+        """Returns images by digest (each a chunked Image), in the order of the request. NOT_FOUND names those that no leased prompt and no kept sample has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutImages(self, request_iterator, context):
-        """Stores images that samples will refer to and no row has, such as screenshots of an episode (each a chunked Image). They last as long as a lease or a kept sample refers to them.
+        """Stores images that samples will refer to and no row has, such as screenshots of an episode (each a chunked Image with its lease_id).
+        They last as long as the group of the lease is in work or its samples are kept. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -162,18 +162,20 @@ class Prompt(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., lease_attempt: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., group_id: _Optional[int] = ..., epoch: _Optional[int] = ..., dataset: _Optional[str] = ..., row: _Optional[int] = ..., prompt_json: _Optional[str] = ..., label_json: _Optional[str] = ..., metadata_json: _Optional[str] = ..., tools_json: _Optional[str] = ..., version: _Optional[int] = ..., images: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Image(_message.Message):
-    __slots__ = ("digest", "media_type", "width", "height", "data")
+    __slots__ = ("digest", "media_type", "width", "height", "data", "lease_id")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     digest: str
     media_type: str
     width: int
     height: int
     data: bytes
-    def __init__(self, digest: _Optional[str] = ..., media_type: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    lease_id: str
+    def __init__(self, digest: _Optional[str] = ..., media_type: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., data: _Optional[bytes] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class SampleGroup(_message.Message):
     __slots__ = ("prompt", "samples", "failure")

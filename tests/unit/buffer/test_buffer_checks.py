@@ -16,7 +16,7 @@ from sluice_buffer.rules.checks import (
     check_partial,
     oldest_version,
     progress,
-    prompt_tokens,
+    prompt_of,
 )
 from tests.unit.buffer.buffer_tools import make_group, make_sample
 
@@ -184,16 +184,16 @@ def test_a_failed_sample_has_no_branches_in_a_batch() -> None:
     with_branch(failed)
     group = pb.SampleGroup(samples=[make_sample(0), failed])
     assert unpack_facts(check_finished(group, 2, 0).summary)[1].length == 10
-    assert not as_trained(failed, b"").branches
+    assert not as_trained(failed, pb.Sample()).branches
 
 
 def test_a_failed_sample_is_made_harmless() -> None:
     group = make_group(pb.Prompt(group_id=1))
     failed = make_sample(1, status=pb.SAMPLE_STATUS_FAILED, reward=None)
-    harmless = as_trained(failed, prompt_tokens(group.samples))
+    harmless = as_trained(failed, prompt_of(group.samples, []))
     assert (harmless.reward, harmless.loss_mask, harmless.tokens) == (0.0, bytes(6), failed.tokens)
     empty = pb.Sample(index=1, status=pb.SAMPLE_STATUS_FAILED)
-    assert as_trained(empty, prompt_tokens(group.samples)).tokens == group.samples[0].tokens[:16]
+    assert as_trained(empty, prompt_of(group.samples, [])).tokens == group.samples[0].tokens[:16]
 
 
 def test_partial_samples_need_not_be_complete() -> None:

@@ -7,7 +7,7 @@ import pytest
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.rules.admission import MAX_FAILURES
 from sluice_buffer.serving.readback import evaluations, example_sizes, failures
-from sluice_buffer.state.memory import value_key
+from sluice_buffer.state.storage import value_key
 from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import LocalBuffer, make_group
 

@@ -22,7 +22,7 @@ from sluice.samples.turns import BRANCH_TURNS, TURNS
 from sluice.wire.codec import group_from_message
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.rules.checks import Limits, as_trained, check_finished, prompt_tokens
+from sluice_buffer.rules.checks import Limits, as_trained, check_finished, prompt_of
 from sluice_buffer.transitions.submits import SubmitOutcome
 from sluice_trainer.batch import credit
 from sluice_trainer.batch.provenance import Provenance
@@ -31,7 +31,8 @@ from tests.unit.buffer.buffer_tools import LocalBuffer, make_group, make_sample
 
 MakeBuffer = Callable[..., LocalBuffer]
 VOCABULARY = 258
-LIMITS = Limits(newest=3, vocabulary=VOCABULARY)
+IMAGE = "0a" * 32
+LIMITS = Limits(newest=3, vocabulary=VOCABULARY, images=frozenset({IMAGE}))
 TURN = {"by": "model", "length": 3, "finish": "stop", "turn": 0, "reward": 0.5}
 
 
@@ -50,6 +51,8 @@ def stored() -> pb.SampleGroup:
         rollout_log_probs=floats(-1, -2, -3),
         weight_versions=[pb.WeightSpan(version=2, start=0, end=3)],
         seat="white",
+        images=[IMAGE],
+        image_tokens=2,
     )
     first.MergeFrom(pb.Sample(seat="black", seat_rewards={"white": 1.0, "black": -1.0}))
     first.reward_parts["score"] = 0.5
@@ -69,7 +72,7 @@ def stored() -> pb.SampleGroup:
 
 def trained(group: pb.SampleGroup) -> None:
     """Decode a stored group as a trainer does, and read in it what a trainer reads."""
-    prompt = prompt_tokens(group.samples)
+    prompt = prompt_of(group.samples, [])
     samples = [as_trained(sample, prompt) for sample in group.samples]
     sent = pb.SampleGroup(prompt=group.prompt, samples=samples).SerializeToString()
     decoded = group_from_message(pb.SampleGroup.FromString(sent))
@@ -86,6 +89,10 @@ def trained(group: pb.SampleGroup) -> None:
         credit.turn_positions(sample)
         assert all(math.isfinite(part) for part in sample.reward_parts.values())
         assert max(sample.versions, default=0) <= LIMITS.newest
+        for tokens in sample.sequences:
+            assert LIMITS.images.issuperset(tokens.images)
+            assert len(tokens.images) <= len(tokens.tokens)
+            assert tokens.image_tokens >= 0
         json.dumps(sample.metadata, allow_nan=False, ensure_ascii=False).encode()
     Provenance.merge([Provenance.of_groups([decoded])] * 2).metrics()
 
@@ -131,6 +138,8 @@ def change(draw: st.DrawFn, message: Any, field: Any) -> None:
         (spans[0] if spans else spans.add(end=1)).version = draw(integers)
     elif name == "branches":
         message.branches.add()
+    elif name == "images":
+        message.images.append(draw(words | st.sampled_from([IMAGE, "f" * 64])))
     elif kind == field.TYPE_BYTES:
         value = bytearray(getattr(message, name))
         at = draw(st.integers(0, max(len(value) - 4, 0)))

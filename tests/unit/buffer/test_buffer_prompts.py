@@ -140,7 +140,7 @@ def test_columns_can_be_named() -> None:
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
             {},
-            r"prompt\[0\]: content: .* sluice reads no pictures",
+            r"prompt\[0\]: content: .* data.images",
         ),
         (
             {

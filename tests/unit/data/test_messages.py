@@ -84,7 +84,7 @@ def test_arguments_are_an_object(arguments: Any, expected: Any) -> None:
     ("message", "problem"),
     [
         ({"role": "user", "content": 3}, "content: expected a text"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "sluice reads no pictures"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "expected a text, or parts of text"),
         ({"role": "assistant", "tool_calls": "f()"}, "tool_calls: expected a list"),
         ({"role": "assistant", "tool_calls": [{"function": "f"}]}, r"tool_calls\[0\]: expected"),
     ],

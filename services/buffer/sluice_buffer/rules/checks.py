@@ -8,7 +8,7 @@ compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from sluice.input_checks import FLOAT32_MAX, MAX_REWARD, InputError, load_json
 from sluice.samples.sample import (
+    MAX_IMAGE_TOKENS,
     MAX_LOG_PROB,
     MIN_LOG_PROB,
     Sample,
@@ -45,11 +46,12 @@ class Limits:
     """Bounds that the state of the job sets for a submitted group.
 
     `newest` is the newest weight version that an engine can have, `vocabulary` the number of tokens
-    of the model's embedding.
+    of the model's embedding, `images` the digests of the images that the group may refer to.
     """
 
     newest: int
     vocabulary: int
+    images: frozenset[str] = frozenset()
 
 
 UNLIMITED = Limits(newest=(1 << 63) - 1, vocabulary=1 << 31)
@@ -123,6 +125,13 @@ def _decoded(message: AnyGroup, samples_per_prompt: int, limits: Limits) -> Samp
 
 def _check_limits(sample: Sample, limits: Limits) -> None:
     sample.check_vocabulary(limits.vocabulary)
+    for name, sequence in sample.named_sequences:
+        for position, digest in enumerate(sequence.images):
+            if digest not in limits.images:
+                raise SampleError(
+                    f"{name}.images[{position}]: {digest} is not an image of this group: its row "
+                    "does not have it, and PutImages has not stored it for the group's lease"
+                )
     newest = max(sample.versions, default=0)
     if newest > limits.newest:
         raise SampleError(
@@ -162,7 +171,7 @@ def _slow(group: SampleGroup, version: int) -> GroupFacts:
         trainable = 0 if failed else sample.trainable_tokens
         status = int(sample_to_message(sample).status)
         sequences = sample.sequences[:1] if failed else sample.sequences
-        length = sum(len(sequence.tokens) for sequence in sequences)
+        length = sum(sequence.length for sequence in sequences)
         lengths = length, sample.response_length, trainable
         facts.append(SampleFacts(*lengths, status, reward, min(versions), max(versions)))
     summary, oldest = pack_facts(facts), min(fact.min_version for fact in facts)
@@ -189,7 +198,7 @@ def _fast(
     if len(samples) != samples_per_prompt:
         return None
     summary, rewards, by_seat, oldest, errors = [], [], [], [], []
-    values = _Values(limits.vocabulary)
+    values = _Values(limits.vocabulary, limits.images)
     numbers: list[float] = []
     for position, sample in enumerate(samples):
         status, reward, seats = sample.status, sample.reward, dict(sample.seat_rewards)
@@ -227,6 +236,7 @@ class _Values:
     """Values of a group's tokens, collected to be checked together."""
 
     vocabulary: int
+    images: frozenset[str]
     tokens: list[bytes] = field(default_factory=list)
     # Masks that are not all ones.
     masks: list[bytes] = field(default_factory=list)
@@ -245,6 +255,7 @@ class _Values:
         n, size, taught = sequence.response_length, len(tokens), sequence.teacher_log_probs
         misshapen = size & 3 or (n and 4 * n >= size) or len(mask) != n or len(probs) != 4 * n
         misshapen = misshapen or (sequence.HasField("routed_experts") and not _routed(sequence))
+        misshapen = misshapen or not self._has_known_images(sequence)
         spans = _spans(sequence.weight_versions, n, version)
         if misshapen or (taught and len(taught) != 4 * n) or spans is None:
             return None
@@ -257,7 +268,16 @@ class _Values:
         self.size += 3 * size
         if self.size > _TOGETHER_BYTES:
             self.are_sound()
-        return size >> 2, trainable, *spans
+        return (size >> 2) + sequence.image_tokens, trainable, *spans
+
+    def _has_known_images(self, sequence: pb.Sample | pb.Branch) -> bool:
+        """True if the group may refer to the images, and they add a possible number of tokens."""
+        count = len(sequence.images)
+        if not count:
+            return not sequence.image_tokens
+        possible = 0 <= sequence.image_tokens <= count * MAX_IMAGE_TOKENS
+        fits = 4 * count <= len(sequence.tokens)
+        return possible and fits and self.images.issuperset(sequence.images)
 
     def are_sound(self) -> bool:
         """True if all added token ids, masks and log-probs are in their ranges."""
@@ -361,17 +381,18 @@ def progress(message: AnyGroup) -> int:
     )
 
 
-def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
+def as_trained(sample: pb.Sample, prompt: pb.Sample) -> pb.Sample:
     """Return a sample as it goes into a batch: a failed one with reward 0 and no trained token.
 
-    A failed sample keeps at least the prompt's tokens. It stays in the batch so that a batch always
-    has batchSize x samplesPerPrompt sequences.
+    A failed sample keeps at least the tokens of the `prompt`, and its images. It stays in the batch
+    so that a batch always has batchSize x samplesPerPrompt sequences.
     """
     if sample.status != _FAILED:
         return sample
     result = sample_from_message(sample)
     if not len(result.tokens):
-        result.tokens = np.frombuffer(prompt_tokens, dtype="<i4")
+        result.tokens = np.frombuffer(prompt.tokens, dtype="<i4")
+        result.images, result.image_tokens = list(prompt.images), prompt.image_tokens
     result.reward, result.branches, result.seat_rewards = 0.0, [], {}
     result.teacher_log_probs = result.routed_experts = None
     result.loss_mask = np.zeros(result.response_length, dtype=np.uint8)
@@ -381,9 +402,17 @@ def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
     return sample_to_message(result)
 
 
-def prompt_tokens(samples: Iterable[pb.Sample]) -> bytes:
-    """Return the prompt's token ids, from the first sample that has any."""
+def prompt_of(samples: Iterable[pb.Sample], images: Sequence[str]) -> pb.Sample:
+    """Return a sample with the prompt's token ids alone, from the first that has any.
+
+    A sample without images in its response is preferred, because only of such a one it is known
+    how many tokens the prompt's `images` add.
+    """
+    found = pb.Sample()
     for sample in samples:
-        if sample.tokens:
-            return bytes(sample.tokens[: len(sample.tokens) - 4 * sample.response_length])
-    return b""
+        prompt = sample.tokens[: len(sample.tokens) - 4 * sample.response_length]
+        if prompt and len(sample.images) == len(images):
+            return pb.Sample(tokens=prompt, images=images, image_tokens=sample.image_tokens)
+        if prompt and not found.tokens:
+            found = pb.Sample(tokens=prompt, images=sample.images[: len(images)])
+    return found

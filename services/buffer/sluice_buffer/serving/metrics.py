@@ -41,8 +41,9 @@ _GAUGES = {
     "admitted": "Groups that may be started at the present version",
     "policy_lag": "Mean versions between a sample's oldest weights and the weights that its batch "
     "was taken at",
-    "stored_bytes": "Bytes of samples in the storage",
-    "capacity_bytes": "Bytes of samples that the storage can hold",
+    "stored_bytes": "Bytes of samples and images in the storage",
+    "capacity_bytes": "Bytes of samples and images that the storage can hold",
+    "image_bytes": "Bytes of images in the storage, each counted once",
     "epoch": "Epoch of the newest prompt",
     "under_way_bytes": "Memory of messages that are being received, written or sent",
     "under_way_peak_bytes": "Largest value of sluice_buffer_under_way_bytes so far",
@@ -110,11 +111,13 @@ def stats(buffer: Buffer) -> pb.BufferStats:
         metrics=progress.metrics,
         evaluation={f"eval/{result.dataset}": result.metrics["reward"] for result in results},
         policy_lag=progress.lag,
-        stored_bytes=memory.stored,
+        stored_bytes=memory.stored_bytes,
         capacity_bytes=buffer.capacity.total_bytes,
         epoch=max(0, progress.next_group - 1) // buffer.prompts.order.epoch_size,
         waiting_for=buffer.waiting_for(),
         failed=progress.failed,
+        image_bytes=memory.images.total,
+        images=len(memory.images.heads),
     )
 
 

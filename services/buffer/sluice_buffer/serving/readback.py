@@ -16,10 +16,9 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2
 from sluice_buffer.core import Buffer
 from sluice_buffer.group import TRAINING, GroupKey
-from sluice_buffer.rules.checks import as_trained, prompt_tokens
+from sluice_buffer.rules.checks import as_trained, prompt_of
 from sluice_buffer.sources.prompts import Prompts
-from sluice_buffer.state.memory import value_key
-from sluice_buffer.state.storage import Storage, StorageError
+from sluice_buffer.state.storage import Storage, StorageError, value_key
 
 # Evaluations in one answer.
 EVALUATIONS = 64
@@ -81,9 +80,8 @@ def shard_chunks(
     parts: list[bytes | memoryview] = list(group.head())
     for position, failed in requests:
         if failed:
-            parts.append(
-                sample_field(as_trained(group.samples[position], prompt_tokens(group.samples)))
-            )
+            prompt = prompt_of(group.samples, group.prompt.images)
+            parts.append(sample_field(as_trained(group.samples[position], prompt)))
         else:
             parts.append(group.raw_sample(position))
     return codec.to_chunks(number, *parts)

@@ -29,6 +29,12 @@ from sluice_buffer.group import parse_lease_id
 from sluice_buffer.serving import metrics
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
+from sluice_buffer.serving.images import (
+    UnknownImagesError,
+    heads_of,
+    received_images,
+    sent_images,
+)
 from sluice_buffer.serving.ingest import GroupReceiver
 from sluice_buffer.serving.lease_queue import LeaseQueue
 from sluice_buffer.serving.readback import (
@@ -40,8 +46,7 @@ from sluice_buffer.serving.readback import (
     shard_chunks,
 )
 from sluice_buffer.serving.traces import GroupTraces
-from sluice_buffer.state.memory import value_key
-from sluice_buffer.state.storage import StorageError, StorageFullError
+from sluice_buffer.state.storage import StorageError, StorageFullError, value_key
 from sluice_buffer.transitions.leases import LOCAL_WORKER, LeaseCall, WorkerAttempt
 from sluice_buffer.transitions.submits import SubmitAnswer, SubmitOutcome
 
@@ -64,6 +69,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     SilentSenderError: grpc.StatusCode.DEADLINE_EXCEEDED,
     StorageFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StorageError: grpc.StatusCode.UNAVAILABLE,
+    UnknownImagesError: grpc.StatusCode.NOT_FOUND,
 }
 ServicerContext: TypeAlias = grpc.aio.ServicerContext
 _WAITING = pb.TakeBatchResponse.STATE_WAITING
@@ -350,6 +356,25 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         return pb.GetFailuresResponse(failures=list(page))
 
     # -- any caller
+
+    async def GetImages(
+        self, request: pb.GetImagesRequest, context: ServicerContext
+    ) -> AsyncIterator[common_pb2.Chunk]:
+        try:
+            heads = heads_of(self.buffer, request.digests)
+            async for chunk in sent_images(self.buffer.storage, self.budget, heads):
+                yield chunk
+        except (CallError, UnknownImagesError) as error:
+            await context.abort(_CODES[type(error)], str(error))
+
+    async def PutImages(
+        self, requests: AsyncIterator[common_pb2.Chunk], context: ServicerContext
+    ) -> pb.PutImagesResponse:
+        try:
+            await received_images(context, self.committer, self.budget)
+        except (CallError, StorageError) as error:
+            await context.abort(_CODES[type(error)], str(error))
+        return pb.PutImagesResponse()
 
     def stats(self) -> pb.BufferStats:
         stats, budget = metrics.stats(self.buffer), self.budget

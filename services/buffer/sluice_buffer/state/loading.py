@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
+from sluice_buffer.state.images import ImageIndex
 from sluice_buffer.state.memory import PROGRESS, Memory, Result, Round, StoredProgress, unpack_ids
 from sluice_buffer.state.storage import Storage, footprint, numbers
 
@@ -37,6 +38,7 @@ def load(storage: Storage, deadline: float) -> Memory:
             committed.append(np.frombuffer(data, dtype="<i8"))
     memory.twice = _twice(committed)
     _load_rounds(memory, storage, deadline)
+    memory.images = ImageIndex.load(storage.scan("images"), storage.scan("group_images"))
     return memory
 
 

@@ -17,8 +17,16 @@ from dataclasses import dataclass, field, fields
 
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
 from sluice_buffer.rules.admission import SUSPECT_FAILURES
+from sluice_buffer.state.images import ImageIndex
 from sluice_buffer.state.schedule import Schedule, fresh
-from sluice_buffer.state.storage import PIECE_BYTES, WriteBatch, footprint, number, pieces
+from sluice_buffer.state.storage import (
+    PIECE_BYTES,
+    WriteBatch,
+    footprint,
+    number,
+    pieces,
+    value_key,
+)
 
 PROGRESS = b"progress"
 _NO_WEIGHTS = 1 << 62
@@ -117,8 +125,10 @@ class Memory:
     missing: int = 0
     rounds: dict[int, Round] = field(default_factory=dict)
     results: dict[int, list[Result]] = field(default_factory=dict)
+    # Bytes of all samples on the disk, and most of one group.
     stored: int = 0
     largest: int = 0
+    images: ImageIndex = field(default_factory=ImageIndex)
     batch: WriteBatch = field(default_factory=WriteBatch)
     dirty: dict[GroupKey, Group] = field(default_factory=dict)
     # True if there are changes to write.
@@ -175,6 +185,16 @@ class Memory:
         ahead = sum(len(ids) for step, ids in self.batches.items() if step > self.progress.step)
         return len(self.finished) + ahead
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all samples and images on the disk."""
+        return self.stored + self.images.stored
+
+    @property
+    def largest_group(self) -> int:
+        """Most bytes on the disk that one group has taken so far, with its images."""
+        return self.largest + self.images.largest
+
     # -- changes
 
     def count(self, name: str, by: int = 1) -> None:
@@ -199,6 +219,13 @@ class Memory:
             self.index(key.group_id, group)
         if state is GroupState.WAITING:
             self.queue(key, group)
+        if state.over:
+            self.forget_images(key)
+
+    def forget_images(self, key: GroupKey) -> None:
+        """Delete the images that no group but this one refers to."""
+        self.images.forget(self.batch, key)
+        self.changed = True
 
     def lease_to(
         self, key: GroupKey, group: Group, worker: str, worker_attempt: int, deadline: float
@@ -311,11 +338,6 @@ def urgency(group: Group) -> int:
 
 def _piece_key(key: GroupKey, position: int) -> bytes:
     return value_key(key) + position.to_bytes(4, "big")
-
-
-def value_key(key: GroupKey) -> bytes:
-    """Return the prefix of the keys of a group's samples."""
-    return number(key.group_id) if key.round == TRAINING else b"e" + number(*key)
 
 
 def pack_ids(ids: list[int]) -> bytes:

@@ -24,13 +24,15 @@ from typing import IO, Any
 import lmdb
 
 from sluice.runtime.pod_env import ConfigurationError
+from sluice_buffer.group import TRAINING, GroupKey
 
 # Number of the layout below. A database of another format is refused.
 FORMAT = 1
 # meta: name -> JSON. groups: id -> Group. samples: id, piece -> bytes. partials: key, piece ->
 # bytes. batches: step -> group ids. rounds: version -> JSON. round_groups: version, id -> Group.
 # examples: version, id, piece -> bytes. results: version, data set -> Result. failures: serial ->
-# JSON. All numbers in keys are big-endian, so that order is numeric order.
+# JSON. images: digest -> ImageHead. image_pieces: digest, piece -> bytes. group_images: key ->
+# GroupImages. All numbers in keys are big-endian, so that order is numeric order.
 TABLES = (
     "meta",
     "groups",
@@ -42,9 +44,12 @@ TABLES = (
     "examples",
     "results",
     "failures",
+    "images",
+    "image_pieces",
+    "group_images",
 )
-# Tables whose values are counted one by one (`footprint`).
-SAMPLE_TABLES = frozenset({"samples", "partials", "examples"})
+# Tables of samples and images, whose values are counted one by one (`footprint`).
+SAMPLE_TABLES = frozenset({"samples", "partials", "examples", "image_pieces"})
 # Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can
 # be used again without fragmenting the file, whatever the lengths of the groups.
 PIECE_BYTES = 31 * 4096 - 16
@@ -90,6 +95,11 @@ def number(*values: int) -> bytes:
 
 def numbers(key: bytes) -> tuple[int, ...]:
     return tuple(int.from_bytes(key[i : i + 8], "big") for i in range(0, len(key), 8))
+
+
+def value_key(key: GroupKey) -> bytes:
+    """Return the prefix of the keys of a group's samples."""
+    return number(key.group_id) if key.round == TRAINING else b"e" + number(*key)
 
 
 def pieces(value: bytes | bytearray) -> Sequence[bytes | memoryview]:

@@ -169,6 +169,7 @@ class Rounds:
         for position, result in enumerate(self.memory.results[version]):
             for group_id, size in result.examples:
                 self.memory.remove("examples", GroupKey(version, group_id), size)
+                self.memory.forget_images(GroupKey(version, group_id))
             kept.append(Result(version, result.dataset, result.metrics, result.seconds, []))
             if result.examples:
                 self.memory.batch.put(
@@ -189,6 +190,7 @@ class Rounds:
                     GroupKey(version, group_id),
                     group,
                 )
+                self.memory.forget_images(GroupKey(version, group_id))
             self._close(round_)
         for version in [v for v in self.memory.results if v > step]:
             self._delete_examples(version)

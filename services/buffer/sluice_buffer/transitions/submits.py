@@ -169,12 +169,13 @@ class Submits:
         """Bounds of what may be submitted now."""
         progress = self.memory.progress
         vocabulary = progress.vocabulary or UNLIMITED.vocabulary
+        images = self.memory.images.known_to(key)
         if self._is_local(key):
-            return Limits(UNLIMITED.newest, vocabulary)
+            return Limits(UNLIMITED.newest, vocabulary, images)
         # Weights reach engines before their step is committed, but not before its batch is fixed.
         # Batches stay fixed if the trainer is rewound. They are fixed in the order of their steps.
         last_fixed = next(reversed(self.memory.batches), 0)
-        return Limits(max(progress.step, last_fixed), vocabulary)
+        return Limits(max(progress.step, last_fixed), vocabulary, images)
 
     def _finish_training(
         self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: GroupFacts
@@ -251,6 +252,8 @@ class Submits:
         group.summary, group.note = checked.summary, votes(_answers(message))
         if self.rounds.is_example(key):
             self.memory.store("examples", key, group, data)
+        else:
+            self.memory.forget_images(key)
         self.memory.move(key, group, GroupState.FINISHED)
         self.memory.count("evaluation_groups")
         self.rounds.finish(key)
