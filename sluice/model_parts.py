@@ -53,13 +53,15 @@ def trained_names(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 def _kept_part(name: str, config: Mapping[str, Any]) -> str:
     """Return the part that a tensor belongs to; empty if it is trained."""
     text = config.get("text_config")
+    # Qwen2.5-VL as released has the text's settings at the top of its configuration.
+    multimodal = text or "vision_config" in config
     layers = (text or config).get("num_hidden_layers")
     if match := _FURTHER_TOKENS.match(name):
         return match[1]
     if (match := _LAYER.match(name)) and layers is not None and int(match[2]) >= layers:
         return match[1]
     module = name.removeprefix("model.").partition(".")[0]
-    if not text or module in _LANGUAGE:
+    if not multimodal or module in _LANGUAGE:
         return ""
     return name[: name.index(module) + len(module)]
 

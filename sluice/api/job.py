@@ -13,6 +13,7 @@ from sluice.api.groups.debug import Debug
 from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS
 from sluice.api.groups.engine_args import ENGINE_ARGS
 from sluice.api.groups.environment import REWARDED
+from sluice.api.groups.image_jobs import IMAGES_ACROSS_GROUPS
 from sluice.api.groups.lifecycle import (
     FailurePolicy,
     NetworkPolicy,
@@ -199,6 +200,7 @@ class RLJobSpec(Model):
         ),
         # Before the rules of adapters, which would name another way out.
         *POOL_ACROSS_GROUPS,
+        *IMAGES_ACROSS_GROUPS,
         requires(
             field("weightSync.pauseMode") == "versions",
             _ADAPTER_SYNC,

@@ -15,6 +15,7 @@ from sluice.api import RLEnginePoolSpec, RLJobSpec
 if TYPE_CHECKING:
     import aiohttp
 
+    from sluice.images.image import Image
     from sluice.samples.sample import Experts, WeightSpan
 
 T = TypeVar("T")
@@ -202,7 +203,13 @@ class Client(Protocol):
         """Return True if the server's scheduler answers, which it does in a pause too."""
 
     async def generate(
-        self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], *, cache: str = ""
+        self,
+        rid: str,
+        input_ids: list[int],
+        sampling: Mapping[str, Any],
+        *,
+        cache: str = "",
+        images: Sequence[Image] = (),
     ) -> Generation:
         """Generate from token ids. An aborted request returns the tokens that it has.
 
@@ -216,6 +223,9 @@ class Client(Protocol):
             Sampling parameters by SGLang's names, whatever the engine.
         cache
             Name of the prefix cache: requests with different names share no prefixes.
+        images
+            Images of the placeholders in `input_ids`, in their order. Each placeholder is one
+            token: the engine makes it as long as its image.
 
         """
 
@@ -238,8 +248,13 @@ class Scorer(Protocol):
         ConfigurationError if it is another kind of server.
         """
 
-    async def log_probs(self, tokens: list[int], count: int) -> list[float]:
-        """Return the log-probs of the last `count` tokens at temperature 1; nan if unknown."""
+    async def log_probs(
+        self, tokens: list[int], count: int, images: Sequence[Image] = ()
+    ) -> list[float]:
+        """Return the log-probs of the last `count` tokens at temperature 1; nan if unknown.
+
+        `images` are those of the placeholders in `tokens`, one token each.
+        """
 
 
 class CallParser(Protocol):

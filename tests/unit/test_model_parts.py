@@ -40,6 +40,12 @@ PICTURES = {"text_config": TEXT, "vision_config": {}}
             TEXT, ["model.norm.weight", "mtp.fc.weight"], {"mtp": 1}, id="Qwen's further tokens"
         ),
         pytest.param(
+            TEXT | {"vision_config": {}},
+            ["model.layers.0.mlp.up_proj.weight", "visual.merger.mlp.0.weight", "lm_head.weight"],
+            {"visual": 1},
+            id="Qwen2.5-VL, whose configuration has no text_config",
+        ),
+        pytest.param(
             PICTURES,
             [
                 "model.language_model.layers.0.mlp.up_proj.weight",

@@ -6,14 +6,21 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import aiohttp
 
 from sluice.engines.http import connections
 from sluice.engines.plugin_common.pool_credential import LEAVE
-from sluice.engines.protocol import UNKNOWN_VERSION, EngineError, Generation, RequestTimeoutError
+from sluice.engines.protocol import (
+    UNKNOWN_VERSION,
+    EngineError,
+    Generation,
+    PromptRefusedError,
+    RequestTimeoutError,
+)
+from sluice.images.image import Image
 from sluice.telemetry import logs
 
 # Time limit of a request: REQUEST_SECONDS, in which it may be queued or sit through a pause, and
@@ -89,12 +96,19 @@ class HttpClient:
         raise EngineError(f"engine {self.url} was not ready after {seconds:.0f} s: {reason}")
 
     async def generate(
-        self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], *, cache: str = ""
+        self,
+        rid: str,
+        input_ids: list[int],
+        sampling: Mapping[str, Any],
+        *,
+        cache: str = "",
+        images: Sequence[Image] = (),
     ) -> Generation:
         """Generate from token ids. An aborted request returns its tokens. Raises EngineError."""
         tokens = int(sampling.get("max_new_tokens", 0))
         try:
-            return await self._send(rid, self.body(rid, input_ids, sampling, cache), tokens)
+            body = self.body(rid, input_ids, sampling, cache)
+            return await self._send(rid, body, tokens, images)
         except (aiohttp.ClientError, OSError) as error:
             if not connections.has_ended(error):
                 raise self._lost(error) from error
@@ -102,7 +116,8 @@ class HttpClient:
         # be refused, and a name that begins with it would be aborted with it.
         rid = f"again-{rid}"
         try:
-            return await self._send(rid, self.body(rid, input_ids, sampling, cache), tokens)
+            body = self.body(rid, input_ids, sampling, cache)
+            return await self._send(rid, body, tokens, images)
         except (aiohttp.ClientError, OSError) as error:
             raise self._lost(error) from error
 
@@ -111,12 +126,14 @@ class HttpClient:
         with contextlib.suppress(EngineError):
             await self.post(LEAVE)
 
-    async def _send(self, rid: str, body: dict[str, Any], tokens: int) -> Generation:
+    async def _send(
+        self, rid: str, body: dict[str, Any], tokens: int, images: Sequence[Image]
+    ) -> Generation:
         """Send a request for up to `tokens`, once. Abort it if it is cancelled or too slow."""
         seconds = self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
         try:
             async with asyncio.timeout(seconds):
-                status, text = await self.ask(body)
+                status, text = await self.ask(body, images)
             return self.read(status, text)
         except TimeoutError as error:
             self._abort_soon(rid)
@@ -128,13 +145,20 @@ class HttpClient:
             self._abort_soon(rid)
             raise
 
-    async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
+    async def ask(self, body: dict[str, Any], images: Sequence[Image] = ()) -> tuple[int, str]:
         """Return status and text of the answer to a request to generate.
 
-        Raises what aiohttp raises, and OSError. The caller sets the deadline.
+        Raises what aiohttp raises, OSError, and PromptRefusedError for images if the engine takes
+        none. The caller sets the deadline.
         """
+        if images:
+            raise PromptRefusedError(f"engine {self.url}: takes no images")
+        return await self.post_to_generate(json=body)
+
+    async def post_to_generate(self, **content: Any) -> tuple[int, str]:
+        """Post content, as aiohttp names its forms; return status and text of the answer."""
         url, timeout = self.url + self.generate_path, aiohttp.ClientTimeout()
-        async with self.session.post(url, json=body, timeout=timeout) as answer:
+        async with self.session.post(url, timeout=timeout, **content) as answer:
             return answer.status, await answer.text()
 
     def _lost(self, error: Exception) -> EngineError:

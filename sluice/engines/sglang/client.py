@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -31,7 +31,9 @@ from sluice.engines.protocol import (
     WeightsLostError,
 )
 from sluice.engines.sglang import request_batching
+from sluice.engines.sglang.image_requests import with_images
 from sluice.engines.sglang.request_batching import RequestBatcher
+from sluice.images.image import Image
 from sluice.samples.sample import Experts, WeightSpan, compact
 
 # Key of the plugin in an answer of SGLang before 0.5.21: a version for each token, None before any
@@ -75,8 +77,11 @@ class Client(HttpClient):
         if await self.post(request_batching.PATH, []) == 200:
             self._batcher = RequestBatcher(self.session, self.url)
 
-    async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
-        return await (self._batcher.ask(body) if self._batcher else super().ask(body))
+    async def ask(self, body: dict[str, Any], images: Sequence[Image] = ()) -> tuple[int, str]:
+        if images:
+            json_type = {"Content-Type": "application/json"}
+            return await self.post_to_generate(data=with_images(body, images), headers=json_type)
+        return await (self._batcher.ask(body) if self._batcher else super().ask(body, images))
 
     async def _freeze(self) -> bool:
         """Exclude the server's imports from its garbage collection. Returns False if it refuses.

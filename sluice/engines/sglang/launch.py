@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice.api import RLJobSpec
+from sluice.api.groups.data import ModelSource
 from sluice.api.groups.lora import ALL_LINEAR
-from sluice.api.pool import RLEnginePoolSpec
+from sluice.api.pool import PoolModel, RLEnginePoolSpec
 from sluice.engines import arguments
 from sluice.engines.protocol import Plugin, ServerPlacement
 from sluice.runtime import kernel_cache
@@ -26,6 +27,9 @@ _ENV = {
 # also rules out NVLink across hosts (MNNVL). Trainer and engine must agree, or the sender of an
 # update waits for ever. So both keep the default, unless a template sets it.
 UNDECIDED = {"NCCL_CUMEM_ENABLE": "-2"}
+# SGLang keeps what the vision tower has computed of an image, also when an update brings another
+# tower. Requests for one prompt share its images by the prefix cache, which an update empties.
+IMAGE_ENV = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
 _CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # Compiling needs a C++ compiler in the image, and costs more than it saves.
@@ -108,18 +112,18 @@ class Launch:
         On CPUs each tensor-parallel rank gets a core, because SGLang wants a NUMA node for each.
         """
         rollout = spec.rollout
-        adapter = _adapter(spec)
+        further = _adapter(spec) | (IMAGE_ENV if spec.data.images is not None else {})
         if rollout.gpus_per_replica:
             deterministic = {_DETERMINISTIC: "1"} if spec.trainer.deterministic else {}
             scheduling = {}
             if spec.weight_sync.engine_plugin:
                 scheduling = _scheduling(rollout.engine_args, rollout.concurrency)
-            return _ENV | UNDECIDED | scheduling | deterministic | adapter
+            return _ENV | UNDECIDED | scheduling | deterministic | further
         several = rollout.nodes_per_replica > 1
         return (
             _ENV
             | _CPU_ENV
-            | adapter
+            | further
             | ({_BIND: "|".join(map(str, range(rollout.nodes_per_replica)))} if several else {})
         )
 
@@ -141,12 +145,11 @@ class Launch:
         args = _server_args(place, max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica)
         if arguments.brought_by_trainer(spec):
             args["load-format"] = "dummy"
-        if spec.model.trust_remote_code:
-            args["trust-remote-code"] = True
-        if spec.model.fp32_lm_head:
-            args["enable-fp32-lm-head"] = True
+        args |= _model_args(spec.model)
         if spec.trainer.routing_replay == "rollout":
             args["enable-return-routed-experts"] = True
+        if spec.data.images is not None:
+            args |= image_args(on_cpu=rollout.gpus_per_replica == 0)
         if rollout.gpus_per_replica == 0:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:
@@ -186,10 +189,7 @@ class Launch:
         # SGLang's own first request has no credential: it would be refused, and SGLang would end.
         args |= {"skip-server-warmup": True}
         args |= _lora_args(spec.max_rank, spec.target_modules, spec.max_adapters, on_cpu=on_cpu)
-        if spec.model.trust_remote_code:
-            args["trust-remote-code"] = True
-        if spec.model.fp32_lm_head:
-            args["enable-fp32-lm-head"] = True
+        args |= _model_args(spec.model)
         return render_args(args | (_CPU_ARGS if on_cpu else {}) | normalized(spec.engine_args))
 
 
@@ -202,6 +202,24 @@ def _server_args(place: ServerPlacement, ranks: int) -> dict[str, Any]:
         "enable-metrics": True,
         "log-level-http": "warning",  # else a line for each request and each probe
     }
+
+
+def _model_args(model: ModelSource | PoolModel) -> dict[str, Any]:
+    """Return the arguments that the model asks for. `False` leaves a flag out."""
+    return {
+        "trust-remote-code": model.trust_remote_code,
+        "enable-fp32-lm-head": model.fp32_lm_head,
+    }
+
+
+def image_args(*, on_cpu: bool) -> dict[str, Any]:
+    """Return the arguments of a server that gets images."""
+    return {
+        "enable-multimodal": True,  # some families serve text alone by default
+        # Scales images with Pillow, as the trainer does (sluice/images/processor.py). The other
+        # implementation gives other pixels, also depending on the device.
+        "disable-fast-image-processor": True,
+    } | ({"mm-attention-backend": "sdpa"} if on_cpu else {})
 
 
 def _scheduling(engine_args: Mapping[str, Any], concurrency: int) -> dict[str, str]:

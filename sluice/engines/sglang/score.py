@@ -6,11 +6,14 @@ scores given tokens at temperature 1, whatever the request says.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from sluice.engines.protocol import ScoringError
+from sluice.engines.sglang.image_requests import data_url
+from sluice.images.image import Image
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire.json_endpoint import JsonEndpoint
 
@@ -50,13 +53,19 @@ class Scorer:
             raise ConfigurationError(f"{self._url}/detokenize does not answer as SGLang does")
         return texts
 
-    async def log_probs(self, tokens: list[int], count: int) -> list[float]:
+    async def log_probs(
+        self, tokens: list[int], count: int, images: Sequence[Image] = ()
+    ) -> list[float]:
         body = {
             "input_ids": tokens,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
+            # SGLang counts this in tokens of the expanded prompt, so it scores some more with
+            # images. The last ones are read.
             "logprob_start_len": len(tokens) - count - 1,
         }
+        if images:
+            body["image_data"] = await asyncio.to_thread(lambda: [*map(data_url, images)])
         return read_answer(await self._generate.post(body), tokens[-count:])
 
 

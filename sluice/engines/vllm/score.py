@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.engines.protocol import ScoringError
+from sluice.images.image import Image
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire.json_endpoint import JsonEndpoint
 
@@ -49,8 +50,12 @@ class Scorer:
             raise ConfigurationError(f"{self._url}/detokenize does not answer as vLLM does")
         return text
 
-    async def log_probs(self, tokens: list[int], count: int) -> list[float]:
+    async def log_probs(
+        self, tokens: list[int], count: int, images: Sequence[Image] = ()
+    ) -> list[float]:
         """Return the log-probs of the last `count` tokens at temperature 1; nan if unknown."""
+        if images:
+            raise ScoringError(f"{self._url} takes no images from sluice")
         body = {"prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         return read_answer(await self._complete.post(body), tokens[-count:])
 

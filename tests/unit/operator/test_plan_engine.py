@@ -138,6 +138,20 @@ def test_an_engine_that_gets_merged_weights_has_no_adapters() -> None:
     assert "SLUICE_LORA" not in Launch().env(job.spec)
 
 
+@pytest.mark.parametrize("gpus", [0, 1], ids=["CPU", "GPU"])
+def test_an_engine_that_gets_images_scales_them_as_the_trainer_does(gpus: int) -> None:
+    job = make_job(data={"images": {}}, rollout={"gpusPerReplica": gpus})
+    args = engine_args(job)
+    assert {"--enable-multimodal", "--disable-fast-image-processor"} < set(args)
+    assert ("--mm-attention-backend" in args) == (not gpus)
+    assert Launch().env(job.spec)["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
+
+
+def test_an_engine_without_images_keeps_its_settings() -> None:
+    assert "--enable-multimodal" not in engine_args(make_job())
+    assert "SGLANG_VLM_CACHE_SIZE_MB" not in Launch().env(make_job().spec)
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_float32_head_is_the_engines_too(enabled: bool) -> None:
     args = engine_args(make_job(model={"fp32LmHead": enabled}))

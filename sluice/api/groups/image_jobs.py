@@ -1,0 +1,37 @@
+"""Rules of `data.images`: what a job whose prompts have images cannot use yet."""
+
+from __future__ import annotations
+
+from sluice.api.schema.rules import field, requires
+
+_IMAGES = field("data.images").is_set
+
+# Rules of a job's spec about its engines and its rollouts.
+IMAGES_ACROSS_GROUPS = (
+    requires(
+        _IMAGES,
+        field("rollout.engine") != "vllm",
+        "data.images needs an engine that gets images from sluice: leave rollout.engine out",
+        "rollout.engine",
+    ),
+    requires(
+        _IMAGES,
+        ~field("rollout.pool").is_set,
+        "engines of a pool get no images: with data.images leave rollout.pool out",
+        "rollout.pool",
+    ),
+    requires(
+        _IMAGES,
+        ~field("rollout.environment").is_set,
+        "an environment's gateway takes no images: with data.images leave rollout.environment "
+        "out, or play with rollout.function",
+        "rollout.environment",
+    ),
+    requires(
+        _IMAGES,
+        field("weightSync.lora") != "adapter",
+        "engines serve no adapter of a model with images: with data.images set weightSync.lora: "
+        "merged",
+        "weightSync.lora",
+    ),
+)

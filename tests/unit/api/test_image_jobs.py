@@ -1,0 +1,63 @@
+"""A job with images names what it cannot use yet, one problem at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sluice.api import RLJobSpec
+
+LORA = {"rank": 8, "alpha": 16}
+
+
+def spec(**groups: Any) -> RLJobSpec:
+    document: dict[str, Any] = {
+        "model": {"path": "model"},
+        "data": {"prompts": [{"path": "train.jsonl"}], "images": {}},
+        "reward": {"type": "exact_match"},
+        "trainer": {"backend": "fsdp", "steps": 1},
+    }
+    for group, fields in groups.items():
+        document[group] = document.get(group, {}) | fields
+    return RLJobSpec.model_validate(document)
+
+
+def test_a_job_with_images_needs_one_field() -> None:
+    images = spec().data.images
+    assert images is not None
+    assert (images.max_per_prompt, images.max_pixels) == (16, 1_003_520)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        pytest.param(
+            {"rollout": {"engine": "vllm"}}, "leave rollout.engine out", id="another engine"
+        ),
+        pytest.param(
+            {
+                "rollout": {"pool": "shared", "mode": "async", "maxStaleness": 1},
+                "trainer": {"lora": LORA},
+                "weightSync": {"lora": "adapter", "pauseMode": "versions"},
+            },
+            "engines of a pool get no images: with data.images leave rollout.pool out",
+            id="a pool",
+        ),
+        pytest.param(
+            {"rollout": {"environment": {"command": ["python", "play.py"]}}},
+            "an environment's gateway takes no images",
+            id="an environment",
+        ),
+        pytest.param(
+            {"trainer": {"lora": LORA}, "weightSync": {"lora": "adapter"}},
+            "set weightSync.lora: merged",
+            id="adapters in the engine",
+        ),
+    ],
+)
+def test_what_cannot_be_used_with_images_is_refused(groups: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        spec(**groups)
+    assert message in str(error.value)
