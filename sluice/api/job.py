@@ -14,6 +14,7 @@ from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS
 from sluice.api.groups.engine_args import ENGINE_ARGS
 from sluice.api.groups.environment import REWARDED
 from sluice.api.groups.image_jobs import IMAGES_ACROSS_GROUPS
+from sluice.api.groups.image_training import IMAGE_TRAINING
 from sluice.api.groups.lifecycle import (
     FailurePolicy,
     NetworkPolicy,
@@ -270,6 +271,7 @@ class RLJobSpec(Model):
         *COLOCATION,
         *DISTILLATION_ACROSS_GROUPS,
         *SFT_ACROSS_GROUPS,
+        *IMAGE_TRAINING,
         *CHECKPOINT_ACROSS_GROUPS,
         *capacity_rules(_SEQUENCES, _SAMPLES, "self.rollout.sampling.maxResponseTokens"),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ BACKEND = "pil"
 # Families by `model_type`, with the class of their image processor. Its name has no suffix in
 # releases of transformers whose Pillow implementation is the default.
 _PROCESSORS = {"qwen2_5_vl": "Qwen2VLImageProcessor", "qwen3_vl": "Qwen2VLImageProcessor"}
+# Values of `model_type` in config.json that can be trained with images.
+VISION_FAMILIES = tuple(sorted(_PROCESSORS))
 _FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -81,7 +84,7 @@ class ImageProcessor:
         if family not in _PROCESSORS:
             raise ConfigurationError(
                 f"{model_dir}/config.json: model_type {family!r} cannot be trained with images "
-                f"(data.images), only {', '.join(sorted(_PROCESSORS))}: name another "
+                f"(data.images), only {', '.join(VISION_FAMILIES)}: name another "
                 "spec.model.path, or leave out data.images to train it on text"
             )
         if not any((model_dir / name).is_file() for name in _FILES):
@@ -91,14 +94,38 @@ class ImageProcessor:
             )
         try:
             self.placeholder = int(config["image_token_id"])
-            self._processor = _class(_PROCESSORS[family]).from_pretrained(
-                model_dir, local_files_only=True
-            )
-        except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+            kind = _class(_PROCESSORS[family])
+            self._processor = kind.from_pretrained(model_dir, local_files_only=True)
+            # The rule of the processor itself, which it calls for each image.
+            self._resize = sys.modules[kind.__module__].smart_resize
+        except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"{model_dir} has no usable image processor: {type(error).__name__}: {error}"
             ) from error
         self.merge = int(self._processor.merge_size)
+
+    def grid_of(self, width: int, height: int) -> tuple[int, int]:
+        """Return the tokens of an image in height and in width.
+
+        Raises
+        ------
+        ValueError
+            The model's processor refuses images of this shape.
+
+        """
+        settings = self._processor
+        try:
+            resized = self._resize(
+                height,
+                width,
+                factor=settings.patch_size * self.merge,
+                min_pixels=settings.size["shortest_edge"],
+                max_pixels=settings.size["longest_edge"],
+            )
+        except ValueError as error:
+            raise ValueError(f"an image of {width}x{height} pixels: {error}") from error
+        rows, columns = (side // settings.patch_size // self.merge for side in resized)
+        return rows, columns
 
     def tokens_of(self, width: int, height: int) -> int:
         """Return the number of tokens that replace the placeholder of an image.
@@ -109,11 +136,8 @@ class ImageProcessor:
             The model's processor refuses images of this shape.
 
         """
-        try:
-            patches = int(self._processor.get_number_of_image_patches(height, width, {}))
-        except ValueError as error:
-            raise ValueError(f"an image of {width}x{height} pixels: {error}") from error
-        return patches // self.merge**2
+        rows, columns = self.grid_of(width, height)
+        return rows * columns
 
     def added(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the number of tokens that images of these widths and heights add in all."""
@@ -126,14 +150,24 @@ class ImageProcessor:
         *,
         sampled: UInt8 | None = None,
     ) -> tuple[Int32, Int64]:
+        """Make each placeholder as long as its image; see `expand_by`.
+
+        sizes: width and height of each image.
+        """
+        counts = [self.tokens_of(width, height) for width, height in sizes]
+        return self.expand_by(tokens, counts, sampled=sampled)
+
+    def expand_by(
+        self, tokens: Int32, counts: Sequence[int], *, sampled: UInt8 | None = None
+    ) -> tuple[Int32, Int64]:
         """Make each placeholder as long as its image.
 
         Parameters
         ----------
         tokens
             [t] compact ids.
-        sizes
-            Width and height of each image, in the order of the placeholders.
+        counts
+            Tokens of each image, in the order of the placeholders.
         sampled
             [t], 1 for tokens that the model sampled: they stand for no image, whatever their id.
             None: no token.
@@ -151,10 +185,10 @@ class ImageProcessor:
         stands = tokens == self.placeholder
         if sampled is not None:
             stands &= sampled == 0
-        if (places := int(stands.sum())) != len(sizes):
-            raise ValueError(f"{places} placeholders of images in the tokens, {len(sizes)} images")
+        if (places := int(stands.sum())) != len(counts):
+            raise ValueError(f"{places} placeholders of images in the tokens, {len(counts)} images")
         repeats = np.ones(len(tokens), np.int64)
-        repeats[stands] = [self.tokens_of(width, height) for width, height in sizes]
+        repeats[stands] = counts
         source = np.repeat(np.arange(len(tokens)), repeats)
         return tokens[source], source
 

@@ -133,6 +133,11 @@ def _whole(name: str) -> Rule:
     )
 
 
+# Parts of a vision-language model besides its language model.
+VisionPart = Literal["vision", "projector"]
+VISION_PARTS: tuple[VisionPart, ...] = ("vision", "projector")
+
+
 class Trainer(Model):
     """Trainer: its processes, its layout and its optimizer."""
 
@@ -173,6 +178,12 @@ class Trainer(Model):
     )
     lora: Lora | None = Field(
         None, description="Train low-rank adapters instead of all weights. Default: all weights."
+    )
+    freeze: Annotated[list[VisionPart], Field(max_length=2)] | None = Field(
+        None,
+        description="Parts of a vision-language model (data.images) that are not trained. vision: "
+        "the tower. projector: the layers between tower and language model. []: all is trained. "
+        "Default: both.",
     )
     parallelism: Parallelism = Field(default_factory=Parallelism)
     optimizer: Optimizer = Field(default_factory=Optimizer)
@@ -306,6 +317,12 @@ class Trainer(Model):
         ),
         *map(_whole, ("tensor", "pipeline", "context", "expert")),
     )
+
+    @property
+    def trained_parts(self) -> frozenset[VisionPart]:
+        """Parts of a vision-language model that are trained besides its language model."""
+        frozen = VISION_PARTS if self.freeze is None else self.freeze
+        return frozenset(VISION_PARTS) - set(frozen)
 
     @property
     def offloaded(self) -> Literal["none", "optimizer", "all"]:

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from sluice.samples.sample import Experts, Float32, Int32, Sample, UInt8
+from sluice_trainer.batch.images import ExpandedSample, PlacedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,15 @@ class Sequence:
     experts
         As `Sample.routed_experts`, or with `routingReplay: trainer` the experts to which this
         process's mixtures sent the tokens.
+    images
+        Images among the tokens, in their order.
 
     """
 
     tokens: Int32
     response_length: int
     experts: Experts | None = field(default=None, kw_only=True)
+    images: tuple[PlacedImage, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if self.response_length and not 0 < self.response_length < len(self.tokens):
@@ -126,6 +130,8 @@ class TrainSequence(Sequence):
             Keep the experts that the engine reported, if any.
 
         """
+        sequences = sample.sequences
+        placed = sample.placed if isinstance(sample, ExpandedSample) else [()] * len(sequences)
         return [
             cls(
                 tokens=sequence.tokens,
@@ -139,9 +145,10 @@ class TrainSequence(Sequence):
                 seat=sequence.seat,
                 trained_elsewhere=sample.trainable_tokens - int(sequence.loss_mask.sum()),
                 experts=sequence.routed_experts if routed else None,
+                images=placed[branch],
                 on_policy_mask=None if version is None else sequence.sampled_by(version),
             )
-            for branch, sequence in enumerate(sample.sequences)
+            for branch, sequence in enumerate(sequences)
         ]
 
     def __post_init__(self) -> None:

@@ -48,6 +48,15 @@ def attention(kind: type[Any], config: Any, dtype: torch.dtype) -> str:
     return "sdpa"
 
 
+def tower_attention(decoder: str) -> str:
+    """Return the implementation for a vision tower, from that of its decoder.
+
+    transformers gives FlashAttention the bounds of all images at once, and calls any other one
+    image by image; those of `PACKED_ATTENTION` are a decoder's.
+    """
+    return "sdpa" if decoder == PACKED_ATTENTION else decoder
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,

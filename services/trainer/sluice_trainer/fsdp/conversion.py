@@ -8,6 +8,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 from torch.distributed.checkpoint.state_dict_loader import load as read
 
+from sluice.api.groups.trainer import VISION_PARTS
 from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.checkpoint.checkpoint_reader import (
     CheckpointPlanner,
@@ -51,12 +52,13 @@ def dist_to_hf(
 
     """
     final = checkpoint_directory.latest_checkpoint(checkpoint)
-    recipe = Recipe(like, drawn=True, seed=0, compute=torch.float32)
+    vision = frozenset(VISION_PARTS) if _holds_tower(final) else None
+    recipe = Recipe(like, drawn=True, seed=0, compute=torch.float32, vision=vision)
     dtype = getattr(recipe.config(), "dtype", None) or torch.float32
     model = recipe.blank().to_empty(device="cpu")
     model.tie_weights()
     if has_tensors(like):
-        restore_names(model, like)
+        restore_names(model, like, whole=vision is not None)
     try:
         reader, tensors = CheckpointReader(final), named_tensors(model)
         # Fails with a short message; torch's own lists the errors of all ranks.
@@ -81,3 +83,12 @@ def dist_to_hf(
         shard_bytes=shard_bytes,
         config=own_config(model, like),
     )
+
+
+def _holds_tower(checkpoint: Path) -> bool:
+    """Return True for a checkpoint of a job with images; False also if it cannot be read."""
+    try:
+        names = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
+    except (Exception, CheckpointException):
+        return False  # reading the tensors fails in a moment, with a message
+    return any(name.startswith("model.model.visual.") for name in names)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sluice.api.groups.trainer import VisionPart
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 # Kinds of layers that depend on positions in a row only through the attention mask. Others (gated
 # delta nets, state spaces, convolutions, chunked attention) would read the preceding sequence.
 _PACKABLE = {"full_attention", "sliding_attention"}
+# Attribute of a model with the trained parts of its vision side.
+_TRAINED_PARTS = "_sluice_trained_parts"
+# Layers between the tower and the decoder.
+_PROJECTOR = re.compile(r"\.(merger|deepstack_merger_list|multi_modal_projector)\.")
 # Model types whose masks ignore positions in transformers 5.12.
 _ALONE = {"gpt_oss"}
 
@@ -38,17 +44,30 @@ def backbone(model: Any) -> Any:
 
 
 def kept_parameters(model: Any) -> set[str]:
-    """Return the names of parameters and buffers that no job trains.
+    """Return the names of parameters and buffers that the job does not train.
 
-    They are those of towers for pictures or sound and of their projectors: all that is neither the
-    decoder nor the output layer of a multimodal model.
+    They are those of towers for images or sound and of their projectors: all that is neither the
+    decoder nor the output layer of a multimodal model. `train_parts` takes parts out of them.
     """
-    if model.config.get_text_config() is model.config:
+    if not _is_multimodal(model):
         return set()
     text = (model.get_decoder(), model.get_output_embeddings())
     trained = {id(t) for module in text for t in (*module.parameters(), *module.buffers())}
     named = (*model.named_parameters(), *model.named_buffers())
-    return {name for name, tensor in named if id(tensor) not in trained}
+    parts: frozenset[VisionPart] = getattr(model, _TRAINED_PARTS, frozenset())
+    return {
+        name for name, tensor in named if id(tensor) not in trained and part_of(name) not in parts
+    }
+
+
+def train_parts(model: Any, parts: Collection[VisionPart]) -> None:
+    """Note which parts of a vision-language model the job trains besides its language model."""
+    setattr(model, _TRAINED_PARTS, frozenset(parts))
+
+
+def part_of(name: str) -> VisionPart:
+    """Return the part of a parameter that does not belong to the language model."""
+    return "projector" if _PROJECTOR.search(name) else "vision"
 
 
 def kept_modules(model: Any) -> list[str]:
@@ -60,6 +79,10 @@ def kept_modules(model: Any) -> list[str]:
         if parameters and kept.issuperset(parameters) and not inner:
             names.append(name)
     return names
+
+
+def _is_multimodal(model: Any) -> bool:
+    return model.config.get_text_config() is not model.config
 
 
 def final_transform(config: Any) -> Callable[[Tensor], Tensor]:
@@ -86,7 +109,9 @@ def decoder_layers(model: Any) -> list[nn.Module]:
 
     """
     names = set(model._no_split_modules or [])
-    layers = [module for module in model.modules() if type(module).__name__ in names]
+    # The layers of a tower are not gathered one at a time: a rank without images calls none.
+    decoder = model.get_decoder() if _is_multimodal(model) else model
+    layers = [module for module in decoder.modules() if type(module).__name__ in names]
     if not layers:
         raise UnsupportedModelError(
             f"model_type {model.config.model_type!r} is not supported by trainer.backend: fsdp: "

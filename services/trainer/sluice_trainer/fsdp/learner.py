@@ -138,8 +138,15 @@ def micro_batches(
     max_tokens = size.tokens if net.packs else 1  # 1: a row per sequence
     bins = pack([len(s.tokens) for s in shard], max_tokens)
     count = max(*ranks.gather(len(bins)), 1)
-    layout = partial(row, device=DEVICE)
-    return [packed_row(shard, members, DEVICE, layout) for members in equalise(bins, count)]
+    return [
+        packed_row(
+            shard,
+            members,
+            DEVICE,
+            partial(row, device=DEVICE, images=[shard[i].images for i in members]),
+        )
+        for members in equalise(bins, count)
+    ]
 
 
 @torch.no_grad()

@@ -13,10 +13,11 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from sluice.api.groups.lora import Lora
+from sluice.api.groups.trainer import VisionPart
 from sluice.model_parts import trained_names
 from sluice_trainer.fsdp import lora
-from sluice_trainer.fsdp.attention import attention
-from sluice_trainer.fsdp.families import kept_parameters
+from sluice_trainer.fsdp.attention import attention, tower_attention
+from sluice_trainer.fsdp.families import kept_parameters, train_parts
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, read_config, reader, stored
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
@@ -40,6 +41,9 @@ class Recipe:
         is a reward model.
     trust_remote_code
         Run the checkpoint's own model code.
+    vision
+        Parts of a vision-language model that are trained besides its language model; None: build
+        the language model alone.
 
     """
 
@@ -50,6 +54,7 @@ class Recipe:
     values: bool = False
     trust_remote_code: bool = False
     lora: Lora | None = None
+    vision: frozenset[VisionPart] | None = None
 
     def config(self) -> Any:
         """Return transformers' configuration.
@@ -64,10 +69,11 @@ class Recipe:
             config = transformers.AutoConfig.from_pretrained(
                 self.directory, trust_remote_code=self.trust_remote_code
             )
-            kind = _class(config, self.trust_remote_code)
+            kind = _class(config, self._auto, self.trust_remote_code)
         except (OSError, ValueError, KeyError, ImportError) as error:
+            wanted = "language model" if self.vision is None else "vision-language model"
             raise UnsupportedModelError(
-                f"{self.directory}/config.json is not a language model of transformers "
+                f"{self.directory}/config.json is not a {wanted} of transformers "
                 f"{transformers.__version__}: {_first_line(error)}"
             ) from error
         if getattr(config, "quantization_config", None):
@@ -80,7 +86,15 @@ class Recipe:
         if self.values:
             text.tie_word_embeddings = config.tie_word_embeddings = False
         config._attn_implementation = attention(kind, text, self.compute)
+        if self.vision is not None:
+            config.vision_config._attn_implementation = tower_attention(config._attn_implementation)
         return config
+
+    @property
+    def _auto(self) -> Any:
+        if self.vision is None:
+            return transformers.AutoModelForCausalLM
+        return transformers.AutoModelForImageTextToText
 
     def blank(self) -> Any:
         """Return the model without memory: names and shapes of its tensors, in float32."""
@@ -94,13 +108,13 @@ class Recipe:
         torch.manual_seed(self.seed)
         if self.drawn:
             return self._adapted(self._built(config), first=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        model = self._auto.from_pretrained(
             self.directory,
             config=config,
             dtype="auto",
             trust_remote_code=self.trust_remote_code,
         )
-        restore_names(model, self.directory)
+        restore_names(model, self.directory, whole=self.vision is not None)
         if self.values:
             head = _with_value_head(model)
             with reader(self.directory) as read:
@@ -109,6 +123,7 @@ class Recipe:
 
     def _adapted(self, model: Any, *, first: bool) -> Any:
         """Add adapters, if the recipe has some; `first`: with their first weights."""
+        train_parts(model, self.vision or ())
         if self.lora is not None:
             lora.inject(model, self.lora)
             if first:
@@ -122,7 +137,7 @@ class Recipe:
         return model
 
     def _built(self, config: Any) -> Any:
-        model = transformers.AutoModelForCausalLM.from_config(
+        model = self._auto.from_config(
             config, dtype=torch.float32, trust_remote_code=self.trust_remote_code
         )
         if model.config.model_type != config.model_type:
@@ -133,29 +148,31 @@ class Recipe:
         return model
 
 
-def _class(config: Any, trust_remote_code: bool) -> type[Any]:
-    """Return the model's class.
+def _class(config: Any, auto: Any, trust_remote_code: bool) -> type[Any]:
+    """Return the class of the model that `auto` builds.
 
     For a checkpoint's own code it is the base class, which supports fewer kinds of attention.
     """
-    if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+    if trust_remote_code and auto.__name__ in (getattr(config, "auto_map", None) or {}):
         kind: type[Any] = transformers.PreTrainedModel
         return kind
-    mapping = transformers.AutoModelForCausalLM._model_mapping
+    mapping = auto._model_mapping
     if type(config) not in mapping:
-        raise ValueError(f"model_type {config.model_type!r} has no AutoModelForCausalLM")
+        raise ValueError(f"model_type {config.model_type!r} has no {auto.__name__}")
     kind = mapping[type(config)]
     return kind
 
 
-def restore_names(model: Any, directory: Path) -> None:
+def restore_names(model: Any, directory: Path, *, whole: bool) -> None:
     """Set the conversions that an export reverts: those of trained tensors in this checkpoint.
 
     transformers would also revert those that only other parts need, such as experts of layers that
-    predict further tokens.
+    predict further tokens. whole: the model has the vision side of the checkpoint, too.
     """
     with stored(directory) as tensors:
-        names = trained_names(read_config(directory), tensors.names)
+        names = list(tensors.names)
+    if not whole:
+        names = trained_names(read_config(directory), names)
     mapping = get_model_conversion_mapping(model)
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     renamings = [entry for entry in mapping if not isinstance(entry, WeightConverter)]

@@ -88,7 +88,7 @@ def _linear_layers(model: Any) -> set[str]:
     experts = _expert_counts(model)
     return {
         name.rpartition(".")[2]
-        for block in decoder_layers(model.get_decoder() if kept_modules(model) else model)
+        for block in decoder_layers(model)
         for name, module in block.named_modules()
         if isinstance(module, nn.Linear) and module.out_features not in experts
     }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sluice_trainer.fsdp import vision
 from sluice_trainer.fsdp.families import backbone, can_pack, final_transform
 from sluice_trainer.fsdp.row import row
 from sluice_trainer.step.divergence import TeacherDivergence
@@ -20,7 +21,7 @@ Numbers = Callable[["Net", MicroBatch], Tensor]
 
 
 class Net(nn.Module):
-    """Wrapper of an `AutoModelForCausalLM`, or of one with a value head.
+    """Wrapper of a language model, of a vision-language model, or of one with a value head.
 
     Everything that reads parameters must run inside a call of this module, because FSDP gathers
     parameters around calls.
@@ -32,6 +33,7 @@ class Net(nn.Module):
         self.final = final_transform(model.config.get_text_config())
         # True if a row may hold several sequences.
         self.packs = can_pack(model)
+        self.sees_images = vision.has_vision(model)
 
     def forward(self, batch: MicroBatch, numbers: Numbers) -> Tensor:
         return numbers(self, batch)
@@ -39,8 +41,11 @@ class Net(nn.Module):
     def hidden(self, batch: MicroBatch) -> Tensor:
         """Return the states [r, h] before the output layer that predict the response tokens."""
         attention = self.model.config._attn_implementation
-        output = backbone(self.model)(batch.tokens[None], **batch.packing.arguments(attention))
-        states: Tensor = output.last_hidden_state[0]
+        if self.sees_images:
+            states = vision.hidden_states(self.model, batch.tokens, batch.packing, attention)
+        else:
+            output = backbone(self.model)(batch.tokens[None], **batch.packing.arguments(attention))
+            states = output.last_hidden_state[0]
         return states.index_select(0, batch.predicting)
 
     @property

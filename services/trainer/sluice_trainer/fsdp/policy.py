@@ -74,9 +74,12 @@ class ShardedPolicy(LearningPolicy):
             compute=compute_dtype(spec.trainer.precision),
             trust_remote_code=spec.model.trust_remote_code,
             lora=spec.trainer.lora,
+            vision=spec.trainer.trained_parts if spec.data.images else None,
         )
         config = recipe.config()
-        tied = bool(config.get_text_config().tie_word_embeddings)
+        # The setting of the model that is built: of the whole, or of its language model alone.
+        own = config.get_text_config() if recipe.vision is None else config
+        tied = bool(own.tie_word_embeddings)
         check_tied(tied, config.model_type, engine_of(spec).layout.untied, spec.rollout.engine)
         self._compute = recipe.compute
         total_steps, settings = total_steps or spec.trainer.steps, spec.algorithm.value_model
@@ -150,7 +153,10 @@ class ShardedPolicy(LearningPolicy):
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield all tensors on all ranks, because FSDP2 gathers to all; `receivers` is ignored."""
-        return export.hf_tensors(self._learner.net.model, self._compute, stack_name)
+        # Engines of a vision job have read the frozen tower from the checkpoint, if there is one.
+        whole = self.spec.model.init == "random" and self._learner.net.sees_images
+        model = self._learner.net.model
+        return export.hf_tensors(model, self._compute, stack_name, whole=whole)
 
     def _own_tensors(self) -> Iterator[tuple[str, Tensor]]:
         # With drawn weights there is no checkpoint to copy the other parts from.

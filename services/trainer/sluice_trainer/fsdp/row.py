@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sluice_trainer.batch.images import PlacedImage
+from sluice_trainer.fsdp.row_images import RowImages, row_images
 
 
 @dataclass(slots=True)
@@ -22,12 +26,15 @@ class Row:
         Lengths of the sequences.
     starts
         [sequences + 1] int32, starts of the sequences and the end of the last one.
+    images
+        The images in the row; None if it has none.
 
     """
 
     positions: Tensor
     lengths: tuple[int, ...]
     starts: Tensor
+    images: RowImages | None = None
 
     def arguments(self, attention: str) -> dict[str, Any]:
         """Return the arguments of a model call in addition to its tokens.
@@ -47,10 +54,14 @@ class Row:
         }
 
 
-def row(lengths: list[int], device: torch.device) -> Row:
-    """Return the row of sequences of these lengths."""
+def row(lengths: list[int], device: torch.device, images: Seq[Seq[PlacedImage]] = ()) -> Row:
+    """Return the row of sequences of these lengths.
+
+    images: those of each sequence; the last sequences may be left out.
+    """
     sizes = torch.tensor(lengths, dtype=torch.int64)
     ends = torch.cumsum(sizes, 0)
     positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - sizes, sizes)
     starts = F.pad(ends, (1, 0)).to(device, torch.int32)
-    return Row(positions.to(device), tuple(lengths), starts)
+    placed = row_images(lengths, images, device) if any(images) else None
+    return Row(positions.to(device), tuple(lengths), starts, placed)

@@ -26,6 +26,7 @@ from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.families import decoder_layers
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.net import Net
+from sluice_trainer.fsdp.vision import tower_blocks, trained_in_tower
 from sluice_trainer.kernels.compiled import compiled
 
 
@@ -73,16 +74,23 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
 def _shard(net: Net, spread: Callable[..., None], *, recompute: bool) -> None:
     mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     alone = mesh.size() == 1  # no other rank to gather from: weights in `compute` can stay
+    if recompute and trained_in_tower(net.model):
+        for block in tower_blocks(net.model):
+            _recompute(block)
     for block in decoder_layers(net.model):
         if recompute:
-            again = partial(checkpoint, block.forward, use_reentrant=False)
-            block.forward = partial(again, preserve_rng_state=False)
+            _recompute(block)
         if net.packs and not _has_experts(block):
             # Compiled around the checkpoint, so that recomputation is a part of one compiled
             # backward pass.
             block.forward = compiled(block.forward)
         spread(block, mesh, reshard=not alone)
     spread(net, mesh, reshard=False, inputs=False)
+
+
+def _recompute(block: nn.Module) -> None:
+    again = partial(checkpoint, block.forward, use_reentrant=False)
+    block.forward = partial(again, preserve_rng_state=False)
 
 
 def _buffers_to_device(net: nn.Module) -> None:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from sluice.api import RLJobSpec
+from sluice.images.processor import VISION_FAMILIES, ImageProcessor
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 
@@ -26,7 +27,7 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
 
     Raises
     ------
-    UnsupportedModelError
+    ConfigurationError
         The backend cannot train it.
 
     """
@@ -34,6 +35,8 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
         from sluice_trainer.model.huggingface_config import read_shape
 
         read_shape(directory)
+    elif spec.data.images and not quickly:
+        ImageProcessor(directory, trust_remote_code=spec.model.trust_remote_code)
     elif not quickly:
         _check_transformers(spec, directory / "config.json")
 
@@ -46,7 +49,9 @@ def _check_transformers(spec: RLJobSpec, path: Path) -> None:
     config = json.loads(path.read_text())
     own_code = spec.model.trust_remote_code and "auto_map" in config
     if not own_code and config.get("model_type") not in NAMES:
+        sees = config.get("model_type") in VISION_FAMILIES
         raise UnsupportedModelError(
             f"{path}: model_type {config.get('model_type')!r} is no language model of "
             f"transformers {__version__}"
+            + (": set data.images: {} to train it as a vision-language model" if sees else "")
         )

@@ -1,0 +1,44 @@
+"""Rules of `data.images` about the trainer: what can train a vision-language model."""
+
+from __future__ import annotations
+
+from sluice.api.groups.sft import IS_SFT
+from sluice.api.schema.rules import field, requires
+
+_IMAGES = field("data.images").is_set
+
+# Rules of a job's spec.
+IMAGE_TRAINING = (
+    requires(
+        _IMAGES,
+        field("trainer.backend") == "fsdp",
+        "Megatron trains language models alone: with data.images set trainer.backend: fsdp",
+        "trainer.backend",
+    ),
+    requires(
+        field("trainer.freeze").is_set,
+        _IMAGES,
+        "freeze names parts of a vision-language model: set data.images, or leave it out",
+        "trainer.freeze",
+    ),
+    requires(
+        field("trainer.freeze").is_set,
+        ~field("trainer.lora").is_set,
+        "adapters are added to the language model, and all else stays as it is: leave freeze or "
+        "lora out",
+        "trainer.freeze",
+    ),
+    requires(
+        _IMAGES,
+        ~IS_SFT,
+        "given answers cannot have images yet: with data.images leave algorithm.loss.type: sft out",
+        "data.images",
+    ),
+    requires(
+        _IMAGES,
+        ~field("algorithm.distillation.teacher.path").is_set,
+        "a teacher in the trainer gets no images yet: with data.images leave "
+        "algorithm.distillation.teacher.path out",
+        "algorithm.distillation",
+    ),
+)

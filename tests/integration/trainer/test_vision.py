@@ -1,0 +1,252 @@
+"""Vision-language models under FSDP2: the numbers of transformers, and nothing of a checkpoint
+lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sluice_trainer.fsdp.conversion import dist_to_hf
+from sluice_trainer.fsdp.policy import ShardedPolicy
+from sluice_trainer.fsdp.sharding import gathered
+from tests.integration.trainer import image_batch, tiny
+from tests.integration.trainer.image_batch import Batch
+from tests.vision_models import FAMILIES, make_model, picture
+
+# Adam's moments of the first step depend on gradients of every size, so compare those instead.
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def batch(model: Path) -> Batch:
+    return Batch(model, groups=3, seed=0)
+
+
+def policy_of(model: Path, /, **changes: object) -> ShardedPolicy:
+    spec = image_batch.spec(model, **changes)
+    return ShardedPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+
+
+@pytest.fixture(scope="module")
+def policy(model: Path) -> ShardedPolicy:
+    return policy_of(model)
+
+
+def test_packed_log_probs_are_those_of_transformers(
+    model: Path, batch: Batch, policy: ShardedPolicy
+) -> None:
+    shard = batch.sequences()
+    rows = policy._learner.micro_batches(shard, tiny.totals(shard))
+    # One row holds an image, two images of other sizes, and a sequence without one.
+    assert [len(row.members) for row in rows] == [6]
+    counts = [len(shard[i].images) for i in rows[0].members]
+    assert counts == [1, 1, 2, 2, 0, 0]
+    reference = image_batch.hf_model(model)
+    with torch.no_grad():
+        expected = [image_batch.hf_log_probs(reference, sequence) for sequence in shard]
+    for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_another_image_gives_another_number(batch: Batch, policy: ShardedPolicy) -> None:
+    shard = batch.sequences()
+    before = policy.log_probs(shard)
+    other = Batch(policy.model_dir, groups=3, seed=0)
+    for group in other.groups:
+        for sample in group.samples:
+            for place, digest in enumerate(sample.images):
+                changed = picture(*_size(other, digest), seed=99)
+                other.images[changed.digest] = changed
+                sample.images[place] = changed.digest
+    after = policy.log_probs(other.sequences())
+    for sequence, first, second in zip(shard, before, after, strict=True):
+        distance = float((first - second).abs().max())
+        assert distance > 1e-3 if sequence.images else distance < 1e-6
+
+
+def _size(batch: Batch, digest: str) -> tuple[int, int]:
+    image = batch.images[digest]
+    return image.width, image.height
+
+
+@pytest.mark.parametrize("freeze", [None, [], ["vision"]], ids=["both", "none", "vision"])
+def test_gradients_are_those_of_transformers(
+    model: Path, batch: Batch, freeze: list[str] | None
+) -> None:
+    changes = {} if freeze is None else {"freeze": freeze}
+    policy = policy_of(model, trainer={"optimizer": {"lr": 0.0, "clipGrad": 0.0}, **changes})
+    shard = batch.sequences()
+    actual: dict[str, Tensor] = {}
+    net = policy._learner.net
+    step = policy._learner.optimizer.step
+
+    def keep_gradients() -> None:
+        actual.update(
+            {
+                name: gathered(p.grad)
+                for name, p in net.model.named_parameters()
+                if p.grad is not None
+            }
+        )
+        step()
+
+    policy._learner.optimizer.step = keep_gradients
+    policy.train([shard], [tiny.totals(shard)])
+    reference = image_batch.hf_model(model)
+    image_batch.plain_loss(reference, shard).backward()
+    parameters = dict(reference.named_parameters())
+    assert actual.keys() <= parameters.keys()
+    for name, parameter in parameters.items():
+        part = "projector" if "merger" in name else "vision" if ".visual." in name else ""
+        if part and part in (["vision", "projector"] if freeze is None else freeze):
+            assert name not in actual
+        else:
+            torch.testing.assert_close(actual[name], parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("freeze", [None, []], ids=["frozen", "trained"])
+def test_an_export_has_all_tensors_and_loads(
+    model: Path, batch: Batch, tmp_path: Path, freeze: list[str] | None
+) -> None:
+    policy = policy_of(model, trainer={} if freeze is None else {"freeze": freeze})
+    shard = batch.sequences()
+    policy.train([shard], [tiny.totals(shard)])
+    policy.export_hf(tmp_path / "hf")
+    before, after = (
+        load_file(model / "model.safetensors"),
+        load_file(tmp_path / "hf/model.safetensors"),
+    )
+    assert before.keys() == after.keys()
+    sent = dict(policy.engine_tensors())
+    for name, tensor in before.items():
+        in_tower = "visual." in name
+        assert (name in sent) == (freeze == [] or not in_tower)
+        assert torch.equal(tensor, after[name]) == (in_tower and freeze is None), name
+        if name in sent:
+            assert torch.equal(sent[name], after[name])
+    exported = image_batch.hf_model(tmp_path / "hf")
+    with torch.no_grad():
+        expected = [image_batch.hf_log_probs(exported, sequence) for sequence in shard]
+    for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_pixels_are_computed_once_for_all_samples(
+    model: Path, policy: ShardedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch(model, groups=2, seed=5, samples=4)
+    decoded: list[int] = []
+    original = type(batch.processor).pixels
+
+    def counted(self: object, images: list[object]) -> object:
+        decoded.append(len(images))
+        return original(self, images)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(batch.processor), "pixels", counted)
+    shard = batch.sequences()
+    policy.log_probs(shard)
+    policy.log_probs([replace(sequence) for sequence in shard])
+    assert sum(decoded) == len(batch.images) == 3
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "frozen": {},
+    "trained": {"trainer": {"freeze": [], "recompute": "full"}},
+    "kl": {
+        "trainer": {"stepsPerBatch": 1},
+        "algorithm": {"kl": {"coef": 0.0, "lossCoef": 0.1}},
+    },
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_two_ranks_learn_the_same_as_one(model: Path, tmp_path: Path, job: str) -> None:
+    exported = []
+    histories = []
+    for world in (1, 2):
+        out = tmp_path / str(world)
+        arguments = {"model": str(model), "out": str(out), "steps": 5, **JOBS[job]}
+        results = tiny.run("train_images.py", json.dumps(arguments), world=world)
+        exported.append(load_file(out / "model.safetensors"))
+        histories.append(results[0]["history"])
+    for first, second in zip(*histories, strict=True):
+        assert first.keys() == second.keys()
+        for name in first:
+            assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
+    source = load_file(model / "model.safetensors")
+    for name, tensor in exported[0].items():
+        torch.testing.assert_close(exported[1][name], tensor, atol=2e-5, rtol=1e-4)
+        in_tower = "visual." in name
+        assert torch.equal(tensor, source[name]) == (in_tower and job != "trained"), name
+
+
+def test_a_checkpoint_restores_and_converts(model: Path, batch: Batch, tmp_path: Path) -> None:
+    shard = batch.sequences()
+    policy = policy_of(model, trainer={"freeze": []})
+    policy.train([shard], [tiny.totals(shard)])
+    tiny.save(policy, tmp_path / "checkpoints", 1)
+    policy.export_hf(tmp_path / "hf")
+    policy.train([shard], [tiny.totals(shard)])
+    resumed = policy_of(model, trainer={"freeze": []})
+    assert resumed.load_latest(tmp_path / "checkpoints") == 1
+    resumed.train([shard], [tiny.totals(shard)])
+    for (name, tensor), (_, again) in zip(policy.hf_tensors(), resumed.hf_tensors(), strict=True):
+        assert torch.equal(tensor, again), name
+    dist_to_hf(tmp_path / "checkpoints", model, tmp_path / "converted")
+    expected = load_file(tmp_path / "hf/model.safetensors")
+    converted = load_file(tmp_path / "converted/model.safetensors")
+    assert expected.keys() == converted.keys()
+    assert all(torch.equal(converted[name], tensor) for name, tensor in expected.items())
+
+
+def test_an_adapter_is_added_to_the_language_model_alone(
+    model: Path, batch: Batch, tmp_path: Path
+) -> None:
+    policy = policy_of(model, trainer={"lora": {"rank": 4}})
+    names = policy.adapter_tensors()
+    assert names
+    assert not [name for name in names if ".visual." in name]
+    shard = batch.sequences()
+    policy.train([shard], [tiny.totals(shard)])
+    policy.export_hf(tmp_path / "hf")
+    exported = image_batch.hf_model(tmp_path / "hf")
+    with torch.no_grad():
+        expected = [image_batch.hf_log_probs(exported, sequence) for sequence in shard]
+    for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_critic_sees_the_images(model: Path, batch: Batch) -> None:
+    policy = policy_of(model, algorithm={"estimator": "ppo"})
+    shard = batch.sequences()
+    values = policy.values(shard)
+    assert values is not None
+    assert all(float(value.abs().max()) == 0 for value in values)
+    targets = [
+        replace(sequence, values=value, returns=torch.ones_like(value))
+        for sequence, value in zip(shard, values, strict=True)
+    ]
+    for _ in range(3):
+        policy.train([targets], [tiny.totals(shard)])
+    learned = policy.values(shard)
+    assert learned is not None
+    assert all(float(value.abs().max()) > 0 for value in learned)
+
+
+def test_drawn_weights_are_all_sent(model: Path) -> None:
+    policy = policy_of(model, model={"path": str(model), "init": "random"})
+    names = {name for name, _ in policy.engine_tensors()}
+    assert names == load_file(model / "model.safetensors").keys()
