@@ -79,9 +79,11 @@ def _train(
     rank: int,
 ) -> None:
     """Build the policy, load its newest checkpoint, and run the training loop."""
+    from sluice.images.processor import ImageProcessor
     from sluice_trainer.algorithms import custom
+    from sluice_trainer.batch.images import ImageExpansion
     from sluice_trainer.batch.preparation import learn
-    from sluice_trainer.loop.loop import Loop
+    from sluice_trainer.loop.loop import Learn, Loop
     from sluice_trainer.loop.run_records import RunRecords
     from sluice_trainer.model.flops import model_flops
     from sluice_trainer.telemetry.profiling import Profiles
@@ -93,10 +95,17 @@ def _train(
     recorder = Recorder.for_job(env, job) if policy.ranks.rank == 0 else None
     profiles = env.directory("run_dir") / run_directory.PROFILES
     flops = model_flops(_model_config(job))
+    learn_batch: Learn = partial(learn, policy, custom.estimator(spec.algorithm))
+    if spec.data.images:
+        processor = ImageProcessor(
+            Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
+        )
+        expansion = ImageExpansion(processor, clients.buffer.images)
+        learn_batch = expansion.before(learn_batch)
     Loop(
         spec,
         policy,
-        partial(learn, policy, custom.estimator(spec.algorithm)),
+        learn_batch,
         clients,
         policy.ranks,
         RunRecords(spec, policy.ranks, clients.buffer, recorder, flops),

@@ -11,7 +11,7 @@ _IMAGES = field("data.images").is_set
 IMAGE_TRAINING = (
     requires(
         _IMAGES,
-        field("trainer.backend") == "fsdp",
+        field("trainer.backend") != "megatron",
         "Megatron trains language models alone: with data.images set trainer.backend: fsdp",
         "trainer.backend",
     ),

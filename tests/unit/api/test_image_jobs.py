@@ -20,7 +20,7 @@ def spec(**groups: Any) -> RLJobSpec:
         "trainer": {"backend": "fsdp", "steps": 1},
     }
     for group, fields in groups.items():
-        document[group] = document.get(group, {}) | fields
+        document[group] = document.get(group, {}) | fields if fields else fields
     return RLJobSpec.model_validate(document)
 
 
@@ -55,9 +55,41 @@ def test_a_job_with_images_needs_one_field() -> None:
             "set weightSync.lora: merged",
             id="adapters in the engine",
         ),
+        pytest.param(
+            {"trainer": {"backend": "megatron"}},
+            "with data.images set trainer.backend: fsdp",
+            id="Megatron",
+        ),
+        pytest.param(
+            {"trainer": {"lora": LORA, "freeze": []}}, "leave freeze or lora out", id="both"
+        ),
+        pytest.param(
+            {"data": {"images": None}, "trainer": {"freeze": ["vision"]}},
+            "set data.images, or leave it out",
+            id="parts of a language model",
+        ),
+        pytest.param(
+            {"algorithm": {"distillation": {"teacher": {"path": "teacher"}}}},
+            "a teacher in the trainer gets no images yet",
+            id="a teacher",
+        ),
+        pytest.param(
+            {"algorithm": {"loss": {"type": "sft"}}, "reward": None},
+            "given answers cannot have images yet",
+            id="given answers",
+        ),
     ],
 )
 def test_what_cannot_be_used_with_images_is_refused(groups: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as error:
         spec(**groups)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "trained"),
+    [(None, set()), ([], {"vision", "projector"}), (["vision"], {"projector"})],
+    ids=["default", "none", "vision"],
+)
+def test_parts_that_are_not_frozen_are_trained(freeze: Any, trained: set[str]) -> None:
+    assert spec(trainer={"freeze": freeze}).trainer.trained_parts == trained

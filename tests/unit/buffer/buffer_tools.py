@@ -68,6 +68,8 @@ def make_job(directory: Path, rows: int = 20, **changes: Any) -> RLJob:
         "buffer": {"storage": {"size": "64Mi"}},
     }
     deep(spec, copy.deepcopy({key.replace("__", "."): value for key, value in changes.items()}))
+    if "images" in spec["data"]:  # only this backend trains with images
+        spec["trainer"].setdefault("backend", "fsdp")
     if isinstance(spec.get("evaluation"), dict) and "datasets" not in spec["evaluation"]:
         spec["evaluation"]["datasets"] = [
             {"path": str(write_prompts(directory / "held-out.jsonl", 3))}

@@ -140,7 +140,8 @@ def test_an_engine_that_gets_merged_weights_has_no_adapters() -> None:
 
 @pytest.mark.parametrize("gpus", [0, 1], ids=["CPU", "GPU"])
 def test_an_engine_that_gets_images_scales_them_as_the_trainer_does(gpus: int) -> None:
-    job = make_job(data={"images": {}}, rollout={"gpusPerReplica": gpus})
+    trainer = {"backend": "fsdp"}
+    job = make_job(data={"images": {}}, rollout={"gpusPerReplica": gpus}, trainer=trainer)
     args = engine_args(job)
     assert {"--enable-multimodal", "--disable-fast-image-processor"} < set(args)
     assert ("--mm-attention-backend" in args) == (not gpus)

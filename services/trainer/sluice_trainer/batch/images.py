@@ -21,10 +21,13 @@ from sluice.images.image import Image
 from sluice.images.processor import ImageProcessor, Pixels
 from sluice.samples.sample import Sample, SampleGroup, SampleStatus, TokenSequence, WeightSpan
 from sluice.samples.turns import BRANCH_TURNS, TURNS, TurnSpan, records_of, spans_of
+from sluice.wire.v1 import buffer_pb2 as pb
 
 Int64 = npt.NDArray[np.int64]
 # Digests -> images in their order.
 FetchImages = Callable[[Sequence[str]], list[Image]]
+# (metadata of a batch, samples of this rank) -> metrics of the training step.
+Learn = Callable[[Sequence[pb.Sequence], Sequence[SampleGroup]], dict[str, float]]
 # Pixels of images that one process keeps between the passes of a step: some 40 images of a
 # megapixel. Those that do not fit are decoded again for each pass.
 PIXEL_BYTES = 1 << 30
@@ -143,6 +146,10 @@ class ImageExpansion:
             replace(group, samples=[self._expanded(group, s, images) for s in group.samples])
             for group in groups
         ]
+
+    def before(self, learn: Learn) -> Learn:
+        """Return a step of training that expands its samples first."""
+        return lambda batch, groups: learn(batch, self.expand(groups))
 
     def _images(self, digests: Iterable[str]) -> dict[str, BatchImage]:
         names = list(dict.fromkeys(digests))

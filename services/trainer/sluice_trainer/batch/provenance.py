@@ -46,7 +46,7 @@ class Provenance:
         played = [sample for sample in samples if TURNS in sample.metadata]
         return cls(
             groups=[metadata for metadata in recorded if metadata],
-            lengths=[len(sequence.tokens) for s in samples for sequence in s.sequences],
+            lengths=[sequence.length for s in samples for sequence in s.sequences],
             turns=[sum(map(len, turn_rewards(sample).values())) for sample in played],
             branches=[len(sample.sequences) for sample in played],
         )

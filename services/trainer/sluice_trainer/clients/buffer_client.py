@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import grpc.aio
 
+from sluice.images.image import Image
 from sluice.runtime.pod_env import Environment
 from sluice.samples.sample import SampleGroup
 from sluice.telemetry.group_accounting import Totals
 from sluice.wire import codec, rpc
 from sluice.wire.buffer_locator import BufferLocator
+from sluice.wire.image_client import ImageClient
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
@@ -48,6 +50,7 @@ class BufferClient:
         self._balance_tokens = balance_tokens
         self._caller = pb.Caller(name=env.name, attempt=env.attempt)
         self._buffer = BufferLocator(env.rendezvous)
+        self._images = ImageClient(self._buffer)
 
     def close(self) -> None:
         self._background.call(self._buffer.close())
@@ -144,6 +147,10 @@ class BufferClient:
             return [group async for group in _groups(chunks)]
 
         return self._call("GetShard", read)
+
+    def images(self, digests: Sequence[str]) -> list[Image]:
+        """Return images that samples refer to, in the order of their digests."""
+        return self._background.call(self._images.get(digests), stoppable=True)
 
     def commit_step(self, step: int, metrics: dict[str, float]) -> None:
         """Tell the buffer that a step is trained, and its metrics."""
