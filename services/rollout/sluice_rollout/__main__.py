@@ -20,6 +20,7 @@ from sluice.engines.protocol import UNKNOWN_VERSION, Client, EngineError
 from sluice.runtime import open_files, pod_env, user_code
 from sluice.runtime.pod_env import Environment
 from sluice.telemetry import endpoints, logs, tracing
+from sluice.wire.image_client import ImageClient
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
@@ -190,10 +191,15 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
     pods = parts.pods
     pod_address = PodAddress(env.bind, env.port("gateway"), pods.join) if pods else None
     registry = EpisodeRegistry.for_job(spec, encoder, pod_address)
-    generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
-    maker = group_maker(
-        spec, encoder, generator, membership, parts.code, parts.teacher, registry.open_gateway
+    processor = encoder.image_processor
+    placeholder = processor.placeholder if processor else None
+    generator = Generator(
+        engine, encoder.decode, slots, lambda: membership.version, health, placeholder
     )
+    maker = group_maker(
+        spec, encoder, generator, membership, parts.code, parts.teacher, registry.open_gateway,
+        ImageClient(parts.buffer.locator) if processor else None,
+    )  # fmt: skip
     submitter = Submitter(spec, parts.buffer, parts.code.dynamic_filter)
     load = Load(synchronous=spec.rollout.mode == "sync")
     readiness.worker = worker = Worker(

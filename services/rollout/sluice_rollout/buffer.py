@@ -44,7 +44,7 @@ class BufferClient:
     """The calls of a worker to the buffer."""
 
     def __init__(self, rendezvous: str, caller: pb.Caller) -> None:
-        self._buffer = BufferLocator(rendezvous)
+        self.locator = BufferLocator(rendezvous)
         self._caller = caller
         self._calls, self._session = itertools.count(1), secrets.randbits(64)
 
@@ -54,7 +54,7 @@ class BufferClient:
         return str(self._caller.name)
 
     async def close(self) -> None:
-        await self._buffer.close()
+        await self.locator.close()
 
     async def lease(
         self, max_groups: int, version: int, wait_seconds: float, held: Callable[[], list[pb.Lease]]
@@ -76,7 +76,7 @@ class BufferClient:
         """
 
         async def call() -> tuple[list[pb.LeasedGroup], bool]:
-            stub = await self._buffer.stub(PATIENCE_SECONDS)
+            stub = await self.locator.stub(PATIENCE_SECONDS)
             request = pb.LeasePromptsRequest(
                 worker=self._caller,
                 max_groups=max_groups,
@@ -92,11 +92,11 @@ class BufferClient:
                     wait_seconds + CALL_SECONDS,
                 )
             except rpc.SilentPeerError:
-                self._buffer.lost(stub)
+                self.locator.lost(stub)
                 raise
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    self._buffer.lost(stub)
+                    self.locator.lost(stub)
                     raise
                 logs.get().warning("the buffer is full", details=error.details())
                 await asyncio.sleep(_REOPEN_SECONDS[1])
@@ -111,13 +111,13 @@ class BufferClient:
         """
         request = pb.HeartbeatRequest(worker=self._caller, leases=leases)
         try:
-            stub = await self._buffer.stub(CALL_SECONDS)
+            stub = await self.locator.stub(CALL_SECONDS)
             try:
                 answer = await stub.Heartbeat(
                     request, metadata=rpc.metadata(), timeout=CALL_SECONDS
                 )
             except grpc.aio.AioRpcError as error:
-                self._buffer.lost(stub)
+                self.locator.lost(stub)
                 logs.get().warning(
                     "heartbeat failed", code=error.code().name, details=error.details()
                 )
@@ -140,12 +140,12 @@ class BufferClient:
     async def _stream(
         self, open_: Callable[[buffer_pb2_grpc.BufferStub], AsyncIterator[T]]
     ) -> AsyncIterator[T]:
-        stub = await self._buffer.stub(PATIENCE_SECONDS)
+        stub = await self.locator.stub(PATIENCE_SECONDS)
         try:
             async for answer in open_(stub):
                 yield answer
         except grpc.aio.AioRpcError:
-            self._buffer.lost(stub)
+            self.locator.lost(stub)
             raise
 
 

@@ -27,11 +27,12 @@ from typing import Any, NoReturn, TypeVar
 
 from sluice import input_checks
 from sluice.engines.protocol import EngineError, PromptRefusedError
+from sluice.images.image import Image
 from sluice.rewards.types import RewardValue, read_value
 from sluice.samples.sample import Prompt, Sample, WeightSpan
 from sluice.samples.turns import ENVIRONMENT, MODEL, TURNS
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.generate import Generator
+from sluice_rollout.generate import Generator, images_of_group
 from sluice_rollout.user_functions.time_limit import TimeLimit
 
 # Fields of a sample that `adopt` copies.
@@ -46,6 +47,8 @@ _ADOPTED_FIELDS = (
     "rollout_log_probs",
     "weight_versions",
     "routed_experts",
+    "images",
+    "image_tokens",
     "metadata",
 )
 # Index of a sample that is not part of the group.
@@ -133,6 +136,11 @@ class Episode:
         return self.generator.version()
 
     @property
+    def images(self) -> list[Image]:
+        """The prompt's images, in their order. `data` of an image is its file."""
+        return images_of_group(self.prompt.images)
+
+    @property
     def room(self) -> int:
         """Tokens that the response may still have."""
         return int(self.sampling["max_new_tokens"]) - self._at
@@ -142,8 +150,14 @@ class Episode:
         """An OpenAI-compatible endpoint for a program that plays this episode.
 
         It takes the place of `generate`. Its key opens this episode only, until the function
-        returns. Raises RuntimeError if the episode has turns of `generate` already, or has ended.
+        returns. Raises RuntimeError if the episode has turns of `generate` already, or has ended,
+        or if its prompt has images.
         """
+        if self.prompt.images:
+            raise RuntimeError(
+                "episode.gateway: it takes no images, and this prompt has some: play the episode "
+                "with episode.generate"
+            )
         if self._gateway is None:
             if self.open_gateway is None or self._left or self._next:
                 raise RuntimeError(
@@ -245,6 +259,8 @@ class Episode:
                 self._end(
                     TruncatedError(f"the response has its {self.sampling['max_new_tokens']} tokens")
                 )
+            if self.generator.has_sampled_placeholder(self.sample):
+                self._end(TruncatedError("the model has generated the placeholder of an image"))
             await self.speak(record, self.sampling | sampling, room - record["length"])
         start, self._at = self._at, self._at + record["length"]
         if record["finish"] == "length" and self.room <= 0:
@@ -294,10 +310,12 @@ class Episode:
     async def ask(self, text: str | list[int], *, max_tokens: int = 256, **sampling: Any) -> Turn:
         """Generate text that is not part of the sample: a judge, a summary, another player.
 
-        It is not trained on.
+        It is not trained on. Placeholders of images in the tokens stand for the first images of
+        the prompt.
         """
-        aside = Sample(index=ASIDE)
-        aside.append_prompt(self.tokenizer.encode(text) if isinstance(text, str) else text)
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else text
+        aside = Sample(index=ASIDE, images=self._images_in(ids))
+        aside.append_prompt(ids)
         record: dict[str, Any] = {"length": 0}
         await self.speak(record, self.sampling | sampling, max_tokens, aside)
         tokens, stop = aside.tokens[aside.prompt_length :].tolist(), record.get("stop")
@@ -308,6 +326,19 @@ class Episode:
             record["finish"],
             stop,
         )
+
+    def _images_in(self, ids: list[int]) -> list[str]:
+        """Return the digests of the images that a request's tokens have placeholders for.
+
+        They are the first ones of the prompt.
+        """
+        placeholder, images = self.generator.placeholder, self.prompt.images
+        count = 0 if placeholder is None else ids.count(placeholder)
+        if count > len(images):
+            raise ValueError(
+                f"ask: {count} placeholders of images, and the prompt has {len(images)} images"
+            )
+        return images[:count]
 
     async def speak(
         self,

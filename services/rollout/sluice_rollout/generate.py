@@ -19,6 +19,7 @@ from sluice.engines.protocol import (
     PromptRefusedError,
     RequestTimeoutError,
 )
+from sluice.images.image import Image
 from sluice.samples.sample import Sample, SampleStatus
 from sluice.telemetry import tracing
 from sluice_rollout import metrics
@@ -41,6 +42,8 @@ class GroupRequests:
     # Time at the engine, and tokens from it, of all answered requests.
     seconds: float = 0.0
     tokens: int = 0
+    # Images of the group's prompt, by digest.
+    images: dict[str, Image] = field(default_factory=dict)
 
     @property
     def latency(self) -> float | None:
@@ -64,6 +67,12 @@ class GroupRequests:
 REQUESTS: ContextVar[GroupRequests] = ContextVar("requests", default=GroupRequests(-1))  # noqa: B039
 
 
+def images_of_group(digests: list[str]) -> list[Image]:
+    """Return images of the group that the current task works on."""
+    images = REQUESTS.get().images
+    return [images[digest] for digest in digests]
+
+
 @dataclass(slots=True)
 class Generator:
     """Generates samples at one engine, with a limited number of requests at a time.
@@ -79,6 +88,8 @@ class Generator:
     # Version of the engine's weights.
     version: Callable[[], int]
     health: EngineHealth
+    # Token that stands for an image; None if the job's model gets no images.
+    placeholder: int | None = None
     # If set, no request is sent, and unfinished samples stay `aborted`, to be continued elsewhere.
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     # Groups whose requests have failed since the engine last answered one.
@@ -129,6 +140,8 @@ class Generator:
         """
         before = sample.response_length
         while (left := room - (sample.response_length - before)) > 0:
+            if self.has_sampled_placeholder(sample):
+                break
             answer = await self._request(sample, sampling | {"max_new_tokens": left})
             if answer is None:
                 return None
@@ -137,6 +150,16 @@ class Generator:
             if not answer.tokens:
                 await asyncio.sleep(_PAUSE_AFTER_ABORT_SECONDS)
         return self._whole_turn(sample, before, "length", None)
+
+    def has_sampled_placeholder(self, sample: Sample) -> bool:
+        """Return True if the model has generated the token that stands for an image.
+
+        The response cannot be continued then: the engine would look for that image.
+        """
+        return (
+            self.placeholder is not None
+            and self.placeholder in sample.tokens[sample.prompt_length :]
+        )
 
     def _whole_turn(
         self, sample: Sample, before: int, finish: str, matched_stop: str | None
@@ -203,7 +226,11 @@ class Generator:
         ):
             try:
                 generation = await self.engine.generate(
-                    uuid.uuid4().hex, sample.tokens.tolist(), sampling, cache=str(self.version())
+                    uuid.uuid4().hex,
+                    sample.tokens.tolist(),
+                    sampling,
+                    cache=str(self.version()),
+                    images=images_of_group(sample.images),
                 )
                 finish = generation.finish
                 tracing.set_attributes(finish=finish, tokens=len(generation.tokens))
@@ -212,7 +239,7 @@ class Generator:
                 raise
             finally:
                 metrics.REQUESTS.labels(finish).inc()
-        metrics.PROMPT_TOKENS.inc(len(sample.tokens))
+        metrics.PROMPT_TOKENS.inc(sample.length)
         metrics.GENERATED_TOKENS.inc(len(generation.tokens))
         requests = REQUESTS.get()
         requests.seconds += time.monotonic() - started

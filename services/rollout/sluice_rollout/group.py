@@ -9,6 +9,7 @@ from typing import Any
 
 from sluice.api import EvaluationDataset, RLJobSpec
 from sluice.data.chat import PromptError
+from sluice.images.image import Image
 from sluice.input_checks import InputError
 from sluice.runtime.gather import gather
 from sluice.samples.sample import (
@@ -23,10 +24,11 @@ from sluice.samples.sample import (
 )
 from sluice.samples.turns import check_turns
 from sluice.telemetry import failure_log, logs
+from sluice.wire.image_client import ImageClient
 from sluice.wire.membership import Membership
 from sluice_rollout.episode import Episode, Play
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.generate import Generator, sampling_params
+from sluice_rollout.generate import REQUESTS, Generator, images_of_group, sampling_params
 from sluice_rollout.load import GROUP_LOAD
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError, evaluation_dataset
 from sluice_rollout.scoring.scorer import Scorer
@@ -52,6 +54,8 @@ class GroupMaker:
     # Runners of prompts whose data source names a function, by purpose and source.
     source_runners: Mapping[tuple[Purpose, str], EpisodeRunner | None] = field(default_factory=dict)
     teacher: Teachers | None = None
+    # Fetches the images of prompts; None if the job has none.
+    image_client: ImageClient | None = None
     finished_samples: int = 0
     generated_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -77,8 +81,9 @@ class GroupMaker:
             count = self.spec.evaluation.samples_of(dataset)
         GROUP_LOAD.get().expect(count)
         group = SampleGroup(prompt, self._continue(partial, prompt, count))
+        images = await self._images(prompt)
         try:
-            ids = self.encoder.encode(prompt)
+            ids = self.encoder.encode(prompt, images)
         except PromptError as error:
             self._refuse(group, error)
             return group
@@ -100,6 +105,14 @@ class GroupMaker:
         return group
 
     # --- before generation
+
+    async def _images(self, prompt: Prompt) -> list[Image]:
+        """Return the prompt's images, which all requests of its group share."""
+        if self.image_client is None or not prompt.images:
+            return []
+        images = await self.image_client.get(prompt.images)
+        REQUESTS.get().images = dict(zip(prompt.images, images, strict=True))
+        return images
 
     def _continue(self, partial: list[Sample], prompt: Prompt, count: int) -> list[Sample]:
         """Return the group's samples: continued ones if the weights allow it, else new ones."""
@@ -182,6 +195,11 @@ class GroupMaker:
         self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt
     ) -> None:
         """Generate with the user's function if there is one, else as one answer of the model."""
+        if prompt.images:
+            image_tokens = self.encoder.image_tokens(images_of_group(prompt.images))
+            for sample in samples:
+                if not len(sample.tokens):
+                    sample.images, sample.image_tokens = list(prompt.images), image_tokens
         runner = self._runner(prompt)
         if runner is None:
             await gather(*(self.generator(ids, sample, params) for sample in samples))
@@ -214,6 +232,8 @@ class GroupMaker:
         try:
             sample.check()
             sample.check_vocabulary(self.encoder.embedding)
+            if self.image_client is not None and sample.status is not SampleStatus.FAILED:
+                self._check_images(sample)
             check_turns(sample.metadata, len(sample.sequences), "metadata")
         except (SampleError, InputError) as error:
             line = f"a broken sample: {error}"
@@ -222,6 +242,23 @@ class GroupMaker:
             sample.fail(f"{line}\n{row}")
             sample.cut(0)
             sample.metadata, sample.response, sample.reward_parts = {}, "", {}
+
+    def _check_images(self, sample: Sample) -> None:
+        """Raise SampleError unless each sequence has a placeholder for each of its images.
+
+        Tokens that the model has generated stand for no image.
+        """
+        placeholder = self.generator.placeholder
+        for sequence in sample.sequences:
+            start = sequence.prompt_length
+            given = sequence.tokens[start:][sequence.loss_mask == 0]
+            count = int((sequence.tokens[:start] == placeholder).sum())
+            count += int((given == placeholder).sum())
+            if count != len(sequence.images):
+                raise SampleError(
+                    f"samples[{sample.index}].images: {len(sequence.images)} images for {count} "
+                    "placeholders in the tokens"
+                )
 
 
 def group_maker(
@@ -232,6 +269,7 @@ def group_maker(
     code: UserCode,
     teacher: Teachers | None = None,
     open_gateway: Callable[[Episode], Gateway] | None = None,
+    image_client: ImageClient | None = None,
 ) -> GroupMaker:
     """Build the maker of a job's groups. `open_gateway` opens the gateway to an episode."""
 
@@ -254,6 +292,7 @@ def group_maker(
         runner(code.functions.default),
         {source: runner(named) for source, named in code.functions.by_source.items()},
         teacher,
+        image_client,
     )
 
 

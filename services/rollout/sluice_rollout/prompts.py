@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from sluice.api import EvaluationDataset, RLJobSpec
 from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
+from sluice.images.image import Image
+from sluice.images.processor import ImageProcessor
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Purpose
 from sluice.telemetry import logs
@@ -42,6 +45,12 @@ class PromptEncoder:
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"spec.model.path: {error}") from error
+        # None: the job's model gets no images.
+        self.image_processor = (
+            None
+            if spec.data.images is None
+            else ImageProcessor(model_dir, trust_remote_code=spec.model.trust_remote_code)
+        )
         self.embedding = embedding_size(model_dir)
         if warning := surplus(tokenizer_size(self.tokenizer), self.embedding):
             logs.get().warning(f"spec.model.path: {model_dir}: {warning}")
@@ -60,16 +69,23 @@ class PromptEncoder:
             self.context = Context(tokens, "as the engine reports")
             check_context(self._spec, self.context)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt.
+    def encode(self, prompt: Prompt, images: Sequence[Image] = ()) -> list[int]:
+        """Return the token ids of a prompt, with one placeholder for each image.
+
+        Parameters
+        ----------
+        prompt
+            The prompt.
+        images
+            Its images, in the order of `prompt.images`. Its length counts all of their tokens.
 
         Raises
         ------
         PromptTooLongError
             If the prompt does not fit.
         PromptError
-            If the chat template refuses the prompt, or the model's embedding lacks one of its
-            tokens.
+            If the chat template refuses the prompt or writes another number of placeholders, or
+            the model's embedding lacks one of its tokens.
 
         """
         source = self._sources.get(prompt.dataset)
@@ -82,15 +98,46 @@ class PromptEncoder:
                 arguments=self.template_arguments(prompt.dataset),
             )
             check_ids(self.tokenizer, ids, self.embedding)
+            self._check_placeholders(ids, prompt)
+            length = len(ids) + self.image_tokens(images)
         except PromptError as error:
             raise PromptError(f"{prompt.dataset} row {prompt.row}: {error}") from error
-        if len(ids) > (longest := longest_prompt(self._spec, self.context, prompt)):
+        if length > (longest := longest_prompt(self._spec, self.context, prompt)):
             raise PromptTooLongError(
-                f"{prompt.dataset} row {prompt.row}: the prompt has {len(ids)} tokens, at most "
+                f"{prompt.dataset} row {prompt.row}: the prompt has {length} tokens, at most "
                 f"{longest} fit "
                 "(data.maxPromptTokens, or the model's context less maxResponseTokens)"
             )
         return ids
+
+    def image_tokens(self, images: Sequence[Image]) -> int:
+        """Return the tokens that images add once each placeholder is as long as its image.
+
+        Raises PromptError if the model's processor refuses one.
+        """
+        if self.image_processor is None or not images:
+            return 0
+        try:
+            return self.image_processor.added([(image.width, image.height) for image in images])
+        except ValueError as error:
+            raise PromptError(str(error)) from error
+
+    def _check_placeholders(self, ids: list[int], prompt: Prompt) -> None:
+        """Raise PromptError unless the tokens have a placeholder for each image."""
+        if self.image_processor is None:
+            return
+        placeholder, images = self.image_processor.placeholder, len(prompt.images)
+        if images and isinstance(prompt.prompt, str):
+            raise PromptError(
+                f"a plain text has no places for its {images} images: write the prompt as chat "
+                "messages"
+            )
+        if (count := ids.count(placeholder)) != images:
+            name = self.tokenizer.convert_ids_to_tokens(placeholder)
+            raise PromptError(
+                f"the prompt has {count} placeholders {name} for {images} images: expected a chat "
+                "template that writes one for each image, and none in texts"
+            )
 
     def template_arguments(self, dataset: str) -> dict[str, Any] | None:
         """Return further variables of the chat template, as the source of a prompt sets them."""

@@ -20,6 +20,7 @@ from sluice.engines.protocol import Client as EngineClient
 from sluice.rewards.builtin.contains import contains
 from sluice.rewards.types import RewardInput
 from sluice.samples.sample import Prompt, Sample, SampleGroup
+from sluice.wire.image_client import ImageClient
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
@@ -96,12 +97,19 @@ class Services:
         buffer = BufferClient(self.rendezvous.address, pb.Caller(name="rollout-0", attempt=1))
         slots = asyncio.Semaphore(spec.rollout.concurrency)
         health = EngineHealth(engine, spec.weight_sync.pause_seconds, spec.rollout.health)
-        generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
+        processor = encoder.image_processor
+        placeholder = processor.placeholder if processor else None
+        generator = Generator(
+            engine, encoder.decode, slots, lambda: membership.version, health, placeholder
+        )
+        images = ImageClient(buffer.locator) if processor else None
         code = UserCode.load(spec)
         teacher = teacher_of(spec, encoder.tokenizer)
         registry = EpisodeRegistry.for_job(spec, encoder)
         open_gateway = registry.open_gateway
-        make = group_maker(spec, encoder, generator, membership, code, teacher, open_gateway)
+        make = group_maker(
+            spec, encoder, generator, membership, code, teacher, open_gateway, images
+        )
         fields = {
             "spec": spec, "engine": engine, "group_maker": make, "buffer": buffer,
             "submitter": Submitter(spec, buffer, code.dynamic_filter), "membership": membership,

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from shutil import copytree
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from PIL import Image as Pillow
 from safetensors.torch import save_file
 
 from sluice.engines.protocol import Client, Generation, PromptRefusedError
 from sluice.engines.sglang import launch
 from sluice.images.image import Image
-from sluice.images.processor import BACKEND
 from sluice.model_parts import kept_parts_of, trained_names
 from tests.integration.engines import Sglang, distance, tensors
+from tests.integration.vision_judge import Judge
 from tests.integration.weights.test_sender import JoinEngine, MakeSender
 from tests.integration.weights.tools import Tensors, publish
 from tests.vision_models import FAMILIES, make_model, picture
@@ -27,52 +24,6 @@ from tests.vision_models import FAMILIES, make_model, picture
 TOLERANCE = 1e-4
 SMALL, WIDE, LARGE = picture(64, 64, seed=1), picture(96, 40, seed=2), picture(300, 200, seed=3)
 SAMPLING = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
-
-
-class Judge:
-    """transformers' model, processor and template of a checkpoint."""
-
-    def __init__(self, directory: Path) -> None:
-        self.processor = transformers.AutoProcessor.from_pretrained(directory)
-        self.processor.image_processor = transformers.AutoImageProcessor.from_pretrained(
-            directory, backend=BACKEND
-        )
-        self.model = transformers.AutoModelForImageTextToText.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-
-    def text(self, images: int) -> str:
-        parts = [{"type": "text", "text": "See "}, *({"type": "image"} for _ in range(images))]
-        text: str = self.processor.tokenizer.apply_chat_template(
-            [{"role": "user", "content": [*parts, {"type": "text", "text": " What is it?"}]}],
-            add_generation_prompt=True,
-            tokenize=False,
-        )
-        return text
-
-    def ids(self, images: int) -> list[int]:
-        """Return a prompt's tokens with one placeholder for each image."""
-        ids: list[int] = self.processor.tokenizer.encode(
-            self.text(images), add_special_tokens=False
-        )
-        return ids
-
-    def log_probs(self, images: list[Image], output: list[int]) -> list[float]:
-        pictures = [Pillow.open(io.BytesIO(image.data)) for image in images]
-        inputs: dict[str, Any] = dict(
-            self.processor(images=pictures, text=self.text(len(images)), return_tensors="pt")
-        )
-        del inputs["attention_mask"]
-        answer = torch.tensor([output])
-        inputs["input_ids"] = tokens = torch.cat([inputs["input_ids"], answer], 1)
-        kinds = inputs["mm_token_type_ids"]
-        inputs["mm_token_type_ids"] = torch.cat([kinds, torch.zeros_like(answer)], 1)
-        with torch.no_grad():
-            logits = self.model(**inputs).logits[0, -len(output) - 1 : -1]
-        values: list[float] = (
-            logits.log_softmax(-1).gather(1, tokens[0, -len(output) :, None])[:, 0].tolist()
-        )
-        return values
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -119,7 +70,7 @@ async def test_its_log_probs_are_those_of_transformers(
     client: Client, judge: Judge, images: list[Image]
 ) -> None:
     whole = await answer(client, judge, *images, after=[])
-    expected = judge.log_probs(images, whole.tokens)
+    expected = judge.log_probs(judge.ids(len(images)), images, whole.tokens)
     assert distance(whole.log_probs, expected) < TOLERANCE
 
     resumed = await answer(client, judge, *images, after=whole.tokens[:3])
@@ -130,7 +81,8 @@ async def test_its_log_probs_are_those_of_transformers(
 async def test_another_image_gives_other_numbers(client: Client, judge: Judge) -> None:
     other = picture(64, 64, seed=9)
     one, two = [await answer(client, judge, image, after=[]) for image in (SMALL, other)]
-    assert distance(one.log_probs, judge.log_probs([other], one.tokens)) > 10 * TOLERANCE
+    expected = judge.log_probs(judge.ids(1), [other], one.tokens)
+    assert distance(one.log_probs, expected) > 10 * TOLERANCE
     assert one.log_probs != two.log_probs
 
 
@@ -141,7 +93,7 @@ async def test_given_tokens_are_scored_with_their_images(seeing: Sglang, judge: 
         values = await scorer.log_probs(tokens, len(response), [LARGE, SMALL])
     finally:
         await scorer.close()
-    assert distance(values, judge.log_probs([LARGE, SMALL], response)) < TOLERANCE
+    assert distance(values, judge.log_probs(judge.ids(2), [LARGE, SMALL], response)) < TOLERANCE
 
 
 async def test_a_broken_image_costs_its_own_request(client: Client, judge: Judge) -> None:
@@ -186,6 +138,6 @@ async def test_updates_bring_the_language_model_alone_or_with_the_tower(
 
         after = await answer(client, judge, LARGE, after=[])
         assert [span.version for span in after.spans] == [version]
-        trained = Judge(directory)
-        assert distance(after.log_probs, trained.log_probs([LARGE], after.tokens)) < TOLERANCE
-        assert distance(before.log_probs, trained.log_probs([LARGE], before.tokens)) > 0.01
+        trained, ids = Judge(directory), judge.ids(1)
+        assert distance(after.log_probs, trained.log_probs(ids, [LARGE], after.tokens)) < TOLERANCE
+        assert distance(before.log_probs, trained.log_probs(ids, [LARGE], before.tokens)) > 0.01

@@ -101,12 +101,12 @@ class Engine(Script):
         self._turns = itertools.cycle([token_ids(text) for text in self.TURNS])
 
     async def generate(
-        self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str
+        self, rid: str, input_ids: list[int], sampling: dict[str, Any], **options: Any
     ) -> Generation:
         self.sampling.append(sampling)
         self.answers.append(next(self._turns))
         unlimited = sampling | {"max_new_tokens": 10_000}
-        return await super().generate(rid, input_ids, unlimited, cache=cache)
+        return await super().generate(rid, input_ids, unlimited, **options)
 
 
 @dataclass

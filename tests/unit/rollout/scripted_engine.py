@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sluice.engines.protocol import Generation
+from sluice.images.image import Image
 from sluice.samples.sample import Prompt, Sample, WeightSpan
 from sluice.wire import codec
 from sluice_rollout.episode import Episode, Play
@@ -37,14 +38,22 @@ class Script:
     def __init__(self, *answers: list[int] | str | Exception | Awaitable[Any]) -> None:
         self.answers = list(answers)
         self.prompt_ids: list[list[int]] = []
+        self.images: list[list[Image]] = []
         self.version = 0
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
         return False, "/health: refused"
 
     async def generate(
-        self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str
+        self,
+        rid: str,
+        input_ids: list[int],
+        sampling: dict[str, Any],
+        *,
+        cache: str,
+        images: Sequence[Image] = (),
     ) -> Generation:
+        self.images.append(list(images))
         self.prompt_ids.append(input_ids)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from sluice.api import RLJobSpec
+from sluice.images.image import Image
 from sluice.rewards import RewardError, RewardInput
 from sluice.samples.sample import (
     BASELINE_REWARD,
@@ -32,7 +34,7 @@ class Parts:
         self.greedy = greedy
         self.temperatures: list[float] = []
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, images: Sequence[Image] = ()) -> list[int]:
         return [1, 2]
 
     async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJobSpec
+from sluice.images.image import Image
 from sluice.rewards import RewardInput
 from sluice.runtime import user_code
 from sluice.runtime.pod_env import ConfigurationError
@@ -49,7 +50,7 @@ class Parts:
     def __init__(self) -> None:
         self.seen: list[RewardInput] = []
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, images: Sequence[Image] = ()) -> list[int]:
         return [1, 2]
 
     async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from sluice.api import RLJobSpec
 from sluice.data.chat import PromptError
+from sluice.images.image import Image
 from sluice.samples.sample import Prompt, SampleStatus
 from sluice_rollout.group import GroupMaker
 from sluice_rollout.prompts import PromptTooLongError
@@ -27,7 +29,7 @@ class Refuses:
     def __init__(self, error: PromptError) -> None:
         self.error = error
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, images: Sequence[Image] = ()) -> list[int]:
         raise self.error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from sluice.api import RLJobSpec
 from sluice.engines.protocol import EngineError, Generation
+from sluice.images.image import Image
 from sluice.rewards import RewardInput
 from sluice.runtime import user_code
 from sluice.runtime.pod_env import ConfigurationError
@@ -250,7 +251,7 @@ class Parts:
     latest = None
     embedding = None
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, images: Sequence[Image] = ()) -> list[int]:
         return PROMPT
 
     async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -17,10 +18,12 @@ import numpy as np
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
 from sluice.engines.protocol import Scorer, ScoringError
+from sluice.images.image import Image
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Float32, Prompt, Sample, TokenSequence
 from sluice.telemetry import failure_log, logs
 from sluice_rollout import metrics
+from sluice_rollout.generate import images_of_group
 
 FIELD = "spec.algorithm.distillation.teacher.url"
 PROBED_TOKENS = 2048
@@ -115,19 +118,22 @@ class Teacher:
         if len(trained):
             first, end = int(trained[0]), int(trained[-1]) + 1
             tokens = sequence.tokens[: sequence.prompt_length + end].tolist()
-            log_probs[first:end] = await self.log_probs(tokens, end - first)
+            images = images_of_group(sequence.images)
+            log_probs[first:end] = await self.log_probs(tokens, end - first, images)
             log_probs = np.where(sequence.loss_mask > 0, log_probs, np.float32(0))
             if not np.isfinite(log_probs).all():
                 raise ScoringError("a trained token has no finite log-prob", "invalid")
         return log_probs
 
-    async def log_probs(self, tokens: list[int], count: int) -> list[float]:
+    async def log_probs(
+        self, tokens: list[int], count: int, images: Sequence[Image] = ()
+    ) -> list[float]:
         """Return the log-probs of the last `count` of these tokens. Raises ScoringError."""
         if (highest := max(tokens)) >= self._vocabulary:  # a server may crash on it
             raise ScoringError(
                 f"token {highest} cannot be scored: the tokenizer has {self._vocabulary} tokens"
             )
-        return await self._scorer.log_probs(tokens, count)
+        return await self._scorer.log_probs(tokens, count, images)
 
 
 class Teachers:
