@@ -16,7 +16,7 @@ from sluice.api.groups.data import PromptSource, parse_path
 from sluice.data import chat
 from sluice.data.answers import AnsweredRow, parse_answer
 from sluice.data.files import Row, files_of, read_file
-from sluice.data.rows import PromptRow, RowError, RowReader, parse_row, problem
+from sluice.data.rows import PromptRow, RowError, RowReader, problem, prompt_reader
 from sluice.data.vocabulary import embedding_size
 from sluice.runtime.pod_env import ConfigurationError
 
@@ -27,7 +27,7 @@ def reader_of(spec: RLJobSpec) -> RowReader:
     Token ids are checked against the model's embedding if the model is on this machine.
     """
     if not spec.algorithm.sft:
-        return parse_row
+        return prompt_reader(spec.data.images)
     return partial(parse_answer, vocabulary=embedding_size(Path(spec.model.path)))
 
 

@@ -22,6 +22,9 @@ Row = dict[str, Any]
 # First letters of files that are no rows: macOS `._rows.parquet`, Spark `_metadata`.
 # pyarrow skips them too.
 _HIDDEN = (".", "_")
+# Most rows, and about most bytes, of a Parquet file that are converted at a time.
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -162,7 +165,7 @@ def _read_parquet(path: Path) -> Iterator[LocatedRow]:
     number = 0
     try:
         with _parquet(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
+            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata)):
                 for row in batch.to_pylist():
                     yield LocatedRow(
                         {key: _present(value) for key, value in row.items()}, path, number
@@ -170,6 +173,13 @@ def _read_parquet(path: Path) -> Iterator[LocatedRow]:
                     number += 1
     except pa.ArrowException as error:
         raise ConfigurationError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Return how many rows of a file are converted at a time: fewer if they hold images."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    row_bytes = max((g.total_byte_size // max(g.num_rows, 1) for g in groups), default=0)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(row_bytes, 1)))
 
 
 def _present(value: Any) -> Any:

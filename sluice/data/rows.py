@@ -5,11 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from sluice.api.groups.data import PromptSource
+from sluice.api.groups.data import ImageLimits, PromptSource
 from sluice.data.files import Row
 from sluice.data.messages import MessageError, normalised, present, shown
+from sluice.data.row_images import place_images, refuse_images
+from sluice.images.image import referred
+from sluice.images.reading import ImageError, RawImage
 from sluice.input_checks import InputError, check_value, load_json
 
 PROMPT_KEYS = ("prompt", "input")
@@ -28,7 +32,6 @@ _OTHER_NAMES = {
     ),
     "labelKey": ("label", "answer", "solution", "ground_truth", "target", "output"),
 }
-_PICTURES = ("images", "videos")
 _VERL = ("data_source", "ability", "reward_model", "extra_info")
 
 
@@ -38,6 +41,8 @@ class PromptRow:
     label: Any
     metadata: dict[str, Any]
     tools: list[dict[str, Any]] | None
+    # The images of the prompt, in the order of their parts, which refer to no image yet.
+    images: tuple[RawImage, ...] = ()
 
 
 class RowError(ValueError):
@@ -49,16 +54,19 @@ def is_verl(row: Row) -> bool:
     return "data_source" in row and isinstance(row.get("reward_model"), dict)
 
 
-def parse_row(row: Row, source: PromptSource) -> PromptRow:
+def parse_row(row: Row, source: PromptSource, images: ImageLimits | None = None) -> PromptRow:
     """Read a row with the column names of its source. Raises RowError.
+
+    `images` is `data.images`; None refuses rows with images. Files of images are not read.
 
     slime: `prompt` (or `input`), `label`, `metadata`, `tools`. verl: `data_source`, `prompt` as
     chat messages, `reward_model.ground_truth` (the label), `ability` and `extra_info` with its
     `tools_kwargs` (into the metadata, with `data_source`).
     """
     _check_columns(row, source)
+    prompt, found = _prompt(row, source, images)
     return PromptRow(
-        _prompt(row, source), _label(row, source), _metadata(row, source), _tools(row, source)
+        prompt, _label(row, source), _metadata(row, source), _tools(row, source), found
     )
 
 
@@ -95,24 +103,42 @@ def prompt_key(row: Row, source: PromptSource, usual: Sequence[str] = PROMPT_KEY
     return next((key for key in keys if row.get(key) is not None), None)
 
 
-def _prompt(row: Row, source: PromptSource) -> str | list[dict[str, Any]]:
+def prompt_reader(images: ImageLimits | None) -> RowReader:
+    """Return the reader of a job's rows without answers; `images` is `data.images`."""
+    return partial(parse_row, images=images) if images else parse_row
+
+
+def _prompt(
+    row: Row, source: PromptSource, limits: ImageLimits | None
+) -> tuple[str | list[dict[str, Any]], tuple[RawImage, ...]]:
+    """Return the prompt and its images."""
     key = prompt_key(row, source)
     if key is None:
         raise RowError(
             missing(row, [source.prompt_key] if source.prompt_key else PROMPT_KEYS, "promptKey")
         )
-    _check_no_pictures(row)
-    value = row[key]
+    value: Any = row[key]
+    found: tuple[RawImage, ...] = ()
+    try:
+        if limits is None:
+            refuse_images(row, source)
+        else:
+            value, found = place_images(row, key, source, limits)
+    except (ImageError, MessageError) as error:
+        raise RowError(str(error)) from error
     if isinstance(value, str):
         if not value:
             raise RowError(f"{key}: the prompt is empty")
-        return value
+        return value, ()
     if not isinstance(value, list) or not value:
         raise RowError(
             f"{key}: expected a text or a list of chat messages with role and content, found "
             f"{shown(value)}"
         )
-    return [_message(message, f"{key}[{position}]") for position, message in enumerate(value)]
+    messages = [_message(message, f"{key}[{position}]") for position, message in enumerate(value)]
+    if limits is None and referred(messages):
+        raise RowError(f"{key}: the row has images; set data.images: {{}}, or remove such rows")
+    return messages, found
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
@@ -142,14 +168,6 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         if kept.get(key, 1) not in (0, 1):
             raise RowError(f"{where}: {key}: expected 0 or 1, found {shown(kept[key])}")
     return kept
-
-
-def _check_no_pictures(row: Row) -> None:
-    key = next((key for key in _PICTURES if row.get(key)), None)
-    if key:
-        raise RowError(
-            f"{key}: the prompt has pictures, but sluice trains on text only; remove such rows"
-        )
 
 
 def missing(row: Row, keys: Iterable[str], field: str) -> str:

@@ -5,6 +5,7 @@ A file appears complete, or not at all.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import tempfile
@@ -23,11 +24,20 @@ _READ_BY_NAME = ("prompt", "input", "label", "reward_model")
 
 
 def json_bytes(row: Row) -> bytes:
-    """Return the row as JSON in UTF-8. Half a surrogate pair stays, as an escape."""
+    """Return the row as JSON in UTF-8.
+
+    Half a surrogate pair stays, as an escape. Bytes, such as an image's file, become a data URL.
+    """
     try:
-        return json.dumps(row, ensure_ascii=False, default=str).encode()
+        return json.dumps(row, ensure_ascii=False, default=_as_text).encode()
     except UnicodeEncodeError:
-        return json.dumps(row, default=str).encode()
+        return json.dumps(row, default=_as_text).encode()
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"data:;base64,{base64.b64encode(value).decode()}"
+    return str(value)
 
 
 class Writer:

@@ -16,9 +16,11 @@ import io
 import math
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,10 +38,13 @@ BYTES_PER_PIXEL = 12
 # Formats that are read; Pillow knows others, some of which run programs.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
+# How their files begin.
+_BEGINNINGS = (b"\x89PNG", b"\xff\xd8", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _ORIENTATION = 0x0112  # EXIF tag
+_ON_THEIR_SIDE = range(5, 9)  # its values that exchange width and height
 _PNG_BIT_DEPTH = 24  # offset in a PNG file
 # Fields of an object that may hold the image, in the order in which they are tried.
-_FIELDS = ("bytes", "base64", "image", "image_url", "url", "path")
+FIELDS = ("bytes", "base64", "image", "image_url", "url", "path")
 # How base64 text of PNG, JPEG, WebP, GIF, BMP and TIFF files begins. No path looks like that:
 # base64 has no dot.
 _BASE64 = re.compile(r"(?:iVBORw0KGgo|/9j/|UklGR|R0lGOD|Qk|SUkq|TU0A)[A-Za-z0-9+/\s]*={0,2}\s*")
@@ -108,7 +113,7 @@ def _source(value: Any, name: str) -> bytes | Base64 | Path:
     if isinstance(value, str) and value:
         return _text_source(value, name)
     if isinstance(value, dict):
-        field = next((key for key in _FIELDS if value.get(key) not in (None, "")), None)
+        field = next((key for key in FIELDS if value.get(key) not in (None, "")), None)
         if field is not None:
             inner = value[field]
             if field in ("bytes", "base64") and isinstance(inner, str):
@@ -167,18 +172,32 @@ def read_image(raw: RawImage, directory: Path, limits: ImageLimits) -> Image:
 
     """
     try:
-        return stored_image(file_bytes(raw, directory, limits), limits)
+        return stored_image(_file_bytes(raw, directory, limits), limits)
     except ImageError as error:
         raise ImageError(f"{raw.name}: {error}") from error
 
 
-def file_bytes(raw: RawImage, directory: Path, limits: ImageLimits) -> bytes:
-    """Return the bytes of an image's file. Raises ImageError, without the place in the row."""
+def read_header(raw: RawImage, directory: Path, limits: ImageLimits) -> Header:
+    """Read the header of an image of a row; see `read_image`."""
+    try:
+        if not isinstance(raw.source, Path):
+            return header(_file_bytes(raw, directory, limits))
+        with _open_file(raw.source, directory, max_bytes(limits)) as file:
+            return _header(file)
+    except ImageError as error:
+        raise ImageError(f"{raw.name}: {error}") from error
+
+
+def _file_bytes(raw: RawImage, directory: Path, limits: ImageLimits) -> bytes:
     most = max_bytes(limits)
     if isinstance(raw.source, Path):
-        return _file(raw.source, directory, most)
+        with _open_file(raw.source, directory, most) as file:
+            data = file.read(most + 1)
+        _check_bytes(len(data), most)
+        return data
     if isinstance(raw.source, Base64):
-        _check_bytes(len(raw.source.text) * 3 // 4 - 2, most)
+        # Refused before it is decoded.
+        _check_bytes(max(1, len(raw.source.text) * 3 // 4 - 2), most)
         data = raw.source.decode()
     else:
         data = raw.source
@@ -201,7 +220,7 @@ def _check_bytes(size: int, most: int) -> None:
         raise ImageError("the file is empty")
 
 
-def resolved(path: Path, directory: Path) -> Path:
+def _resolved(path: Path, directory: Path) -> Path:
     """Return the place of an image's file. Raises ImageError if it is outside of the directory.
 
     Rows may come from others than the directory: they must not name files elsewhere. Links in the
@@ -218,23 +237,22 @@ def resolved(path: Path, directory: Path) -> Path:
     return whole
 
 
-def _file(path: Path, directory: Path, most: int) -> bytes:
-    place = resolved(path, directory)
+@contextmanager
+def _open_file(path: Path, directory: Path, most: int) -> Iterator[IO[bytes]]:
+    place = _resolved(path, directory)
     try:
         status = place.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ImageError(f"{place}: not a file")
         _check_bytes(status.st_size, most)
         with place.open("rb") as file:
-            data = file.read(most + 1)
+            yield file
     except FileNotFoundError as error:
         raise ImageError(f"{place}: no such file") from error
     except (OSError, ValueError) as error:  # a null byte in the path is a ValueError
         if isinstance(error, ImageError):
             raise
         raise ImageError(f"{place}: {getattr(error, 'strerror', None) or error}") from error
-    _check_bytes(len(data), most)
-    return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +262,8 @@ class Header:
     format: str
     width: int
     height: int
+    # Bytes of the file.
+    size: int
 
     @property
     def pixels(self) -> int:
@@ -259,8 +279,12 @@ def header(data: bytes) -> Header:
         If it is no image, is animated, has no pixels, or more than MAX_DECODED_PIXELS.
 
     """
-    with _opened(data) as image:
-        return Header(_format(image), *image.size)
+    return _header(io.BytesIO(data))
+
+
+def _header(file: IO[bytes]) -> Header:
+    with _opened(file) as image:
+        return Header(_format(image), *image.size, file.seek(0, io.SEEK_END))
 
 
 def stored_image(data: bytes, limits: ImageLimits) -> Image:
@@ -279,10 +303,9 @@ def stored_image(data: bytes, limits: ImageLimits) -> Image:
         If it is not such a file, or is broken, animated or too large to be decoded.
 
     """
-    with _opened(data) as image:
+    with _opened(io.BytesIO(data)) as image:
         media_type = _MEDIA_TYPES.get(_format(image))
         try:
-            image.load()
             changed = _changed(image, data, limits.max_pixels)
             if changed is None and media_type is not None:
                 return Image(media_type, *image.size, data)
@@ -312,18 +335,18 @@ def check_stored(image: Image, limits: ImageLimits) -> None:
         )
 
 
-def _opened(data: bytes) -> PIL.Image.Image:
-    """Open a file and check its header."""
+def _opened(file: IO[bytes]) -> PIL.Image.Image:
+    """Open an image and check its header."""
     import PIL
     from PIL import Image as Pillow
 
     bombs = (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning)
     try:
-        image = Pillow.open(io.BytesIO(data), formats=_FORMATS)
+        image = Pillow.open(file, formats=_FORMATS)
     except bombs as error:
         raise ImageError(_too_many("more pixels than Pillow opens")) from error
     except PIL.UnidentifiedImageError as error:
-        raise ImageError(_unknown(data)) from error
+        raise ImageError(_unknown(file)) from error
     except Exception as error:  # of a decoder, which raises any kind for broken data
         raise ImageError(f"the header of the image is broken: {error}") from error
     width, height = image.size
@@ -340,9 +363,13 @@ def _too_many(what: str) -> str:
     return f"{what}; at most {MAX_DECODED_PIXELS} are decoded, so scale it down"
 
 
-def _unknown(data: bytes) -> str:
-    if b"<svg" in data[:4096].lower():
+def _unknown(file: IO[bytes]) -> str:
+    file.seek(0)
+    data = file.read(4096)
+    if b"<svg" in data.lower():
         return "an SVG drawing; convert it to PNG"
+    if data.startswith(_BEGINNINGS):
+        return "the header of the image is broken, or it has no pixels"
     return f"not an image of a known format ({', '.join(_FORMATS)}): it begins with {data[:12]!r}"
 
 
@@ -356,15 +383,21 @@ def _changed(image: PIL.Image.Image, data: bytes, max_pixels: int) -> PIL.Image.
     from PIL import Image as Pillow
     from PIL import ImageOps
 
-    turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-    size = scaled(*image.size, max_pixels)
+    size = image.size
+    target = scaled(*size, max_pixels)
+    # A JPEG that is scaled down is decoded at a half, a quarter or an eighth of its size.
+    image.draft("RGB", target)
+    image.load()
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    turned = orientation in range(2, 9)
     deep = image.format == "PNG" and data[_PNG_BIT_DEPTH] > 8
     plain = image.mode == "RGB" and "transparency" not in image.info and not deep
-    if plain and not turned and size == image.size and image.format != "MPO":
+    if plain and not turned and size == target and image.format != "MPO":
         return None
-    result = _rgb(ImageOps.exif_transpose(image))
-    size = scaled(*result.size, max_pixels)
-    return result if size == result.size else result.resize(size, Pillow.Resampling.LANCZOS)
+    result = _rgb(ImageOps.exif_transpose(image) if turned else image)
+    if orientation in _ON_THEIR_SIDE:
+        target = target[::-1]
+    return result if target == result.size else result.resize(target, Pillow.Resampling.LANCZOS)
 
 
 def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:
@@ -383,7 +416,7 @@ def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:
         white = Pillow.new("RGBA", colours.size, (255, 255, 255, 255))
         white.alpha_composite(colours)
         return white.convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def scaled(width: int, height: int, max_pixels: int) -> tuple[int, int]:

@@ -25,7 +25,8 @@ from sluice_buffer.group import GroupKey, LeaseName, unpack_facts
 from sluice_buffer.rules.admission import AdmissionPolicy, total_steps
 from sluice_buffer.rules.balance import assign, costs
 from sluice_buffer.sources.local_groups import local_source_of
-from sluice_buffer.sources.prompts import Prompts, prompts_of
+from sluice_buffer.sources.prompts import Prompts, PromptWithImages, prompts_of, stable_hash
+from sluice_buffer.state.images import GroupImages
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import GroupWatcher, Memory
 from sluice_buffer.state.storage import (
@@ -155,7 +156,7 @@ class Buffer:
             Failures(self.memory, self.policy, self._wall),
             Drops(self.memory, self.policy, filter_name),
             self.prompts.order.epoch_size,
-            self.prompts.is_leased,
+            self._is_leased,
         )
 
     def watch(self, watcher: GroupWatcher) -> None:
@@ -207,6 +208,23 @@ class Buffer:
 
     def refuse(self, prompt: Prompt, why: str) -> None:
         self.submits.refuse(prompt, why)
+
+    def _is_leased(self, key: GroupKey, echo: Prompt) -> bool:
+        """True if a worker sends a group back with the prompt that it was leased with."""
+        record = self.memory.images.groups.get(key)
+        if record is None or not self.prompts.have_images:
+            return self.prompts.is_leased(key, echo)
+        return stable_hash(echo) == record.prompt_hash
+
+    def attach_images(self, key: GroupKey, attempt: int, prompt: PromptWithImages) -> bool:
+        """Store the images of a leased prompt; False if it is not sent (`Images.attach`)."""
+        digests = tuple(map(bytes.fromhex, prompt.message.images))
+        record = GroupImages(prompt.hash, digests)
+        free = self.capacity.free_bytes()
+        return self.images.attach(key, attempt, record, prompt.images, free, self._clock())
+
+    def refuse_row(self, key: GroupKey, attempt: int, why: str) -> None:
+        self.images.refuse(key, attempt, why)
 
     def put_image(self, lease_id: str, image: Image) -> None:
         self.images.put(lease_id, image, self.capacity.free_bytes())

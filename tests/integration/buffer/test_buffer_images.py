@@ -1,13 +1,16 @@
 """Images in the buffer's process: stored, fetched and kept as long as a group refers to them."""
 
+import base64
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sluice.images.image import Image
+from sluice.images.image import Image, image_part, referred
 from sluice.wire import rpc
 from sluice.wire.buffer_locator import BufferLocator
 from sluice.wire.image_client import ImageClient
@@ -15,7 +18,7 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from tests.images import drawn, encoded, png
-from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group
+from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_sample
 
 Make = Callable[..., BufferProcess]
 STORED = pb.SubmitResponse.OUTCOME_STORED
@@ -139,3 +142,183 @@ async def test_images_need_a_lease_and_the_setting(make_server: Make, tmp_path: 
         [leased] = (await client.lease()).groups
         with pytest.raises(rpc.RefusedError, match=r"spec\.data\.images is not set"):
             await images.put(leased.prompt.lease_id, [png()])
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as Hugging Face's datasets do to Parquet, or as JSON Lines."""
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def chat_row(images: list[Any], label: str = "2") -> dict[str, Any]:
+    """A row with a placeholder for each image."""
+    text = "<image>" * len(images) + "What is it?"
+    return {"prompt": [{"role": "user", "content": text}], "label": label, "images": images}
+
+
+def with_rows(
+    make_server: Make, path: Path, rows: list[dict[str, Any]], **changes: Any
+) -> BufferProcess:
+    """A buffer of a job whose prompts are these rows, in their order."""
+    prompts = [{"path": str(path)}]
+    settings = {"data__images": {}, "data__shuffle": False, "data__prompts": prompts}
+    write_rows(path, rows)
+    return make_server(**{**settings, **changes})
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
+async def test_rows_are_leased_with_their_images(
+    make_server: Make, tmp_path: Path, name: str
+) -> None:
+    first, second, large = png(seed=1), png(seed=2), png(200, 100, seed=3)
+    if name == "rows.parquet":
+        rows = [
+            chat_row(
+                [{"bytes": first.data, "path": None}, {"bytes": second.data, "path": "b.png"}]
+            ),
+            chat_row([{"bytes": large.data, "path": "c.png"}]),
+        ]
+    else:
+        (tmp_path / "pictures").mkdir()
+        (tmp_path / "pictures/a.png").write_bytes(first.data)
+        url = "data:image/png;base64," + base64.b64encode(second.data).decode()
+        text = base64.b64encode(large.data).decode()
+        rows = [chat_row(["pictures/a.png", url]), chat_row([text])]
+    server = with_rows(make_server, tmp_path / name, rows)
+    async with serving(server) as (client, images):
+        one, two = (await client.lease(count=2)).groups
+        assert list(one.prompt.images) == [first.digest, second.digest]
+        assert list(two.prompt.images) == [large.digest]
+        assert referred(json.loads(one.prompt.prompt_json)) == [first.digest, second.digest]
+        [message] = json.loads(two.prompt.prompt_json)
+        assert message["content"] == [
+            image_part(large.digest),
+            {"type": "text", "text": "What is it?"},
+        ]
+        assert await images.get([*one.prompt.images, *two.prompt.images]) == [first, second, large]
+
+
+async def test_an_image_that_many_rows_share_is_stored_once(
+    make_server: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(LARGE.data)
+    rows = [chat_row(["a.png", "a.png"])] * 4
+    async with serving(with_rows(make_server, tmp_path / "rows.jsonl", rows)) as (client, _):
+        groups = (await client.lease(count=4)).groups
+        assert (await client.stats()).images == 1
+        finished = [with_images(g.prompt, [LARGE, LARGE]) for g in groups]
+        await client.submit(finished)
+        batch = await client.take(1)
+        assert {s.length for s in batch.sequences} == {16}
+        await client.commit(1)
+        assert (await client.stats()).image_bytes == len(LARGE.data)
+        await client.checkpoint(1)
+        assert (await client.stats()).images == 0
+
+
+async def test_leases_are_continued_after_a_kill_without_their_files(
+    make_server: Make, tmp_path: Path
+) -> None:
+    picture = tmp_path / "a.png"
+    picture.write_bytes(LARGE.data)
+    rows = [chat_row(["a.png"]), chat_row([]), chat_row(["a.png"]), chat_row([])]
+    server = with_rows(make_server, tmp_path / "rows.jsonl", rows)
+    async with serving(server) as (client, _):
+        leases = (await client.lease(count=4)).groups
+    assert server.end(9) == -9
+    picture.write_bytes(b"gone")
+    async with serving(server) as (client, images):
+        assert await images.get([LARGE.digest]) == [LARGE]
+        client.held["rollout-0", 1] = {g.prompt.lease_id: g.prompt.lease_attempt for g in leases}
+        first = await client.give_back(
+            [common.SampleGroup(prompt=leases[0].prompt, samples=[partial_of(LARGE)])]
+        )
+        assert [a.accepted for a in first.values()] == [True]
+        [again] = (await client.lease()).groups
+        assert list(again.prompt.images) == list(again.partial.samples[0].images) == [LARGE.digest]
+        groups = [
+            with_images(again.prompt, [LARGE]),
+            make_group(leases[1].prompt),
+            with_images(leases[2].prompt, [LARGE]),
+            make_group(leases[3].prompt),
+        ]
+        answers = await client.submit(groups)
+        assert {a.outcome for a in answers.values()} == {STORED}, answers
+
+
+def partial_of(image: Image) -> common.Sample:
+    """A sample that is not finished."""
+    sample = make_sample(0, reward=None, status=common.SAMPLE_STATUS_ABORTED)
+    sample.images.append(image.digest)
+    return sample
+
+
+async def test_a_broken_image_costs_its_own_row(make_server: Make, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(LARGE.data)
+    (tmp_path / "cut.png").write_bytes(LARGE.data[:-500])
+    rows = [chat_row([name]) for name in ("a.png", "cut.png", "none.png", "../a.png", "a.png")]
+    async with serving(with_rows(make_server, tmp_path / "rows.jsonl", rows)) as (client, images):
+        leased = (await client.lease(count=4)).groups
+        assert [g.prompt.row for g in leased] == [0]
+        failures = sorted(await client.failures(), key=lambda failure: failure.row)
+        path = tmp_path / "rows.jsonl"
+        assert [(f.row, f.leases) for f in failures] == [(1, 1), (2, 1), (3, 1)]
+        reasons = [f.reason for f in failures]
+        assert reasons[0].startswith(f"{path}:2: images[0]: the image is broken or cut off")
+        assert reasons[1] == f"{path}:3: images[0]: {tmp_path}/none.png: no such file"
+        assert reasons[2].startswith(f"{path}:4: images[0]: the path '../a.png' leads out of")
+        stats = await client.stats()
+        assert stats.counters["groups_failed"] == 3
+        assert sum(stats.failed.values()) == 3
+        [more] = (await client.lease()).groups
+        assert more.prompt.row == 4
+        assert await images.get(list(more.prompt.images)) == [LARGE]
+
+
+async def test_evaluations_keep_the_images_of_their_examples(
+    make_server: Make, tmp_path: Path
+) -> None:
+    held_out = [png(seed=i) for i in range(5)]
+    for number, image in enumerate(held_out):
+        (tmp_path / f"{number}.png").write_bytes(image.data)
+    write_rows(tmp_path / "eval.jsonl", [chat_row([f"{number}.png"]) for number in range(5)])
+    datasets = [{"path": str(tmp_path / "eval.jsonl"), "name": "held-out"}]
+    server = with_rows(
+        make_server,
+        tmp_path / "rows.jsonl",
+        [chat_row([])],
+        evaluation={"everySteps": 1, "samplesPerPrompt": 2, "datasets": datasets},
+    )
+    async with serving(server) as (client, _):
+        leased = (await client.lease(count=5)).groups
+        assert {g.prompt.purpose for g in leased} == {common.PURPOSE_EVALUATE}
+        assert (await client.stats()).images == 5
+        await client.submit(with_images(g.prompt, [held_out[g.prompt.row]]) for g in leased)
+        assert (await client.stats()).images == 4
+        examples = await client.examples(0, "held-out")
+        assert [list(g.samples[0].images) for g in examples] == [[i.digest] for i in held_out[:4]]
+
+
+def test_a_job_whose_first_images_are_all_missing_does_not_start(
+    make_server: Make, tmp_path: Path
+) -> None:
+    server = with_rows(make_server, tmp_path / "rows.jsonl", [chat_row(["none.png"])] * 20)
+    with pytest.raises(RuntimeError, match=r"rows\.jsonl:1: images\[0\]: .*none.png: no such file"):
+        server.start()
+    assert server.end() == 2
+
+
+def test_rows_with_images_need_the_setting(make_server: Make, tmp_path: Path) -> None:
+    server = with_rows(
+        make_server, tmp_path / "rows.jsonl", [chat_row(["none.png"])], data__images=None
+    )
+    with pytest.raises(RuntimeError, match=r"rows\.jsonl:1: images: .* set data\.images: \{\}"):
+        server.start()
+    assert server.end() == 2

@@ -172,7 +172,7 @@ def test_columns_can_be_named() -> None:
         (
             {"prompt": "<image> x", "images": [{"path": "a.png"}]},
             {},
-            "images: the prompt has pictures",
+            "images: the row has images",
         ),
         (
             {"question": "x", "id": 1},

@@ -14,6 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from sluice.api.groups.data import ImageLimits
+from sluice.data.rows import RowError
 from sluice.images.image import Image
 from sluice.images.reading import BYTES_PER_PIXEL, ImageError, check_stored, max_bytes
 from sluice.samples.sample import SampleError
@@ -23,12 +24,18 @@ from sluice.wire.image_client import MAX_DIGESTS
 from sluice.wire.v1 import common_pb2
 from sluice_buffer.core import Buffer
 from sluice_buffer.errors import InvalidCallError, PreconditionError, SilentSenderError
+from sluice_buffer.group import GroupKey
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.serving.ingest import PIECE_SECONDS
+from sluice_buffer.serving.readback import GrantedLease, granted_lease
 from sluice_buffer.state.images import ImageHead, parse_digest
 from sluice_buffer.state.storage import Storage
 
+# Rows whose images are read at the same time.
+ROWS_AT_ONCE = 4
+# Memory of a row that is being parsed, per byte of it.
+_PARSED = 4
 # Bytes of an Image message beside its data.
 _HEAD_BYTES = 1 << 10
 _DATA = 5  # field number of Image.data
@@ -38,6 +45,49 @@ _SHOWN = 5
 
 class UnknownImagesError(Exception):
     """Some images are not stored. The message names them."""
+
+
+class LeaseImages:
+    """Reads the images of prompts that were leased, and stores them before the prompts are sent.
+
+    A lease is durable before its images are. If this process ends in between, the worker has not
+    heard of the lease, and its next call gets it with the images.
+    """
+
+    def __init__(self, committer: Committer, budget: Budget) -> None:
+        self._committer, self._budget = committer, budget
+        self._reading = asyncio.Semaphore(ROWS_AT_ONCE)
+
+    async def read(self, key: GroupKey, attempt: int) -> GrantedLease | None:
+        """Return a lease with its prompt; None if it is over or its row cannot be read.
+
+        A row that cannot be read fails its group, with the place in the file as the reason.
+        """
+        buffer = self._committer.buffer
+        record = buffer.memory.images.groups.get(key)
+        stored = None if record is None else [digest.hex() for digest in record.of_row]
+        async with self._reading:
+            try:
+                message = await self._stored(key, attempt, stored)
+            except RowError as error:
+                await self._committer.run(partial(buffer.refuse_row, key, attempt, str(error)))
+                return None
+        lease = granted_lease(buffer, key, message) if message else None
+        return lease if lease and lease.attempt == attempt else None
+
+    async def _stored(
+        self, key: GroupKey, attempt: int, stored: list[str] | None
+    ) -> common_pb2.Prompt | None:
+        """Return the prompt once its images are durable; None if the group is not sent."""
+        buffer = self._committer.buffer
+        memory = _PARSED * buffer.prompts.size(key)
+        if stored is None:
+            memory += await asyncio.to_thread(buffer.prompts.memory_of_images, key)
+        async with self._budget.reserved(memory):
+            prompt = await asyncio.to_thread(buffer.prompts.read, key, stored)
+            await self._committer.wait_for_space()
+            attach = partial(buffer.attach_images, key, attempt, prompt)
+            return prompt.message if await self._committer.run(attach) else None
 
 
 def heads_of(buffer: Buffer, digests: Iterable[str]) -> list[tuple[bytes, ImageHead]]:

@@ -42,9 +42,11 @@ class GrantedLease:
     head: bytes
 
 
-def granted_lease(buffer: Buffer, key: GroupKey) -> GrantedLease:
-    """Return a lease that was just granted."""
-    prompt = buffer.prompts.leased(key)
+def granted_lease(
+    buffer: Buffer, key: GroupKey, prompt: common_pb2.Prompt | None = None
+) -> GrantedLease:
+    """Return a lease that was just granted; `prompt` is that of the group if it was read."""
+    prompt = prompt or buffer.prompts.leased(key)
     group = buffer.memory.find(key)
     attempt, size = (group.lease_attempt, group.size) if group else (0, 0)
     prompt.lease_id, prompt.lease_attempt = buffer.leases.lease_id(key), attempt

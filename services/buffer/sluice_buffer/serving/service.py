@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -25,11 +26,13 @@ from sluice_buffer.errors import (
     SilentSenderError,
     StaleAttemptError,
 )
-from sluice_buffer.group import parse_lease_id
+from sluice_buffer.group import GroupKey, parse_lease_id
 from sluice_buffer.serving import metrics
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.serving.images import (
+    ROWS_AT_ONCE,
+    LeaseImages,
     UnknownImagesError,
     heads_of,
     received_images,
@@ -38,6 +41,7 @@ from sluice_buffer.serving.images import (
 from sluice_buffer.serving.ingest import GroupReceiver
 from sluice_buffer.serving.lease_queue import LeaseQueue
 from sluice_buffer.serving.readback import (
+    GrantedLease,
     evaluations,
     example_sizes,
     failures,
@@ -107,6 +111,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     def __init__(self, committer: Committer, budget: Budget) -> None:
         self.committer, self.budget = committer, budget
         self.lease_queue = LeaseQueue(committer.buffer)
+        self.lease_images = LeaseImages(committer, budget)
         committer.landed_hooks.append(self.lease_queue.call_up)
         self.traces = GroupTraces(committer.buffer) if tracing.enabled() else None
         self._batch_request = _BatchRequest()
@@ -152,11 +157,32 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             keys = await self.lease_queue.lease(
                 call, request.max_groups, request.version, seconds, partial(self._run, context)
             )
-        for number, lease in enumerate([granted_lease(self.buffer, key) for key in keys]):
+        if self.buffer.prompts.have_images:
+            leases = self._leases_with_images(keys, context)
+        else:
+            leases = _each([granted_lease(self.buffer, key) for key in keys])
+        number = 0
+        async for lease in leases:
+            number += 1
             async with self.budget.reserved(lease.size):
                 for chunk in await asyncio.to_thread(lease_chunks, self.buffer, lease, number):
                     yield pb.LeasePromptsResponse(group=chunk)
         yield pb.LeasePromptsResponse(exhausted=not keys and self.buffer.over)
+
+    async def _leases_with_images(
+        self, keys: list[GroupKey], context: ServicerContext
+    ) -> AsyncIterator[GrantedLease]:
+        """Yield leases that were just granted, each once its images are stored."""
+        granted = [(key, self.buffer.memory.find(key)) for key in keys]
+        attempts = [(key, group.lease_attempt) for key, group in granted if group]
+        try:
+            for start in range(0, len(attempts), ROWS_AT_ONCE):
+                part = attempts[start : start + ROWS_AT_ONCE]
+                for lease in await asyncio.gather(*starmap(self.lease_images.read, part)):
+                    if lease is not None:
+                        yield lease
+        except (CallError, StorageError) as error:
+            await context.abort(_CODES[type(error)], str(error))
 
     async def Heartbeat(
         self, request: pb.HeartbeatRequest, context: ServicerContext
@@ -384,6 +410,11 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
     async def Stats(self, request: pb.StatsRequest, context: ServicerContext) -> pb.BufferStats:
         return self.stats()
+
+
+async def _each(values: Iterable[T]) -> AsyncIterator[T]:
+    for value in values:
+        yield value
 
 
 async def _worker(caller: pb.Caller, context: ServicerContext) -> WorkerAttempt:

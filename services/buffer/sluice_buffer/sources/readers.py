@@ -7,8 +7,10 @@ unnamed temporary file in the directory of the database.
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
+import threading
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,16 +25,45 @@ from sluice.data.files import LocatedRow, Row, files_of, read_file
 from sluice.data.writers import json_bytes
 from sluice.runtime.pod_env import ConfigurationError
 
+_BLOCK = 1 << 20
 # Returns what is wrong with a row; None if it is valid.
 RowCheck = Callable[[Row], str | None]
 
 
 @dataclass(slots=True)
 class _IndexedFile:
-    """A file, and the offset of each of its rows."""
+    """A file, and the offset of each of its rows.
 
+    `file` may be a copy of the file at `path`, as JSON Lines.
+    """
+
+    path: Path
     file: IO[bytes]
     offsets: array[int] = field(default_factory=lambda: array("Q"))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self, position: int) -> bytes:
+        with self.lock:
+            self.file.seek(self.offsets[position])
+            return self.file.readline()
+
+    def size(self, position: int) -> int:
+        """Return the bytes of a row, with its neighbours' white space."""
+        if position + 1 < len(self.offsets):
+            return self.offsets[position + 1] - self.offsets[position]
+        with self.lock:
+            return self.file.seek(0, io.SEEK_END) - self.offsets[position]
+
+    def where(self, position: int) -> str:
+        """Return `file:line` of a row, or the file and the row's number if it has no lines."""
+        if self.path.suffix != ".jsonl":
+            return f"{self.path}: row {position}"
+        with self.path.open("rb") as file:
+            left, line = self.offsets[position], 1
+            while left > 0 and (data := file.read(min(left, _BLOCK))):
+                line += data.count(b"\n")
+                left -= len(data)
+        return f"{self.path}:{line}"
 
 
 class Table:
@@ -54,12 +85,31 @@ class Table:
         return self._rows[position]
 
     def row(self, position: int) -> Row:
+        """Return a row. May be called from any thread."""
+        place, at = self._find(position)
+        row: Row = json.loads(place.read(at))
+        return row
+
+    def size(self, position: int) -> int:
+        """Return the bytes of a row as JSON."""
+        place, at = self._find(position)
+        return place.size(at)
+
+    def where(self, position: int) -> str:
+        """Return the place of a row, for people; may read its file."""
+        place, at = self._find(position)
+        return place.where(at)
+
+    def directory(self, position: int) -> Path:
+        """Return the directory of the file that a row is from."""
+        return self._find(position)[0].path.parent
+
+    def _find(self, position: int) -> tuple[_IndexedFile, int]:
+        """Return the file of a row, and its number in the file."""
         at = self._rows[position]
         for place in self._places:
             if at < len(place.offsets):
-                place.file.seek(place.offsets[at])
-                row: Row = json.loads(place.file.readline())
-                return row
+                return place, at
             at -= len(place.offsets)
         raise IndexError(f"row {position} of {len(self)}")
 
@@ -89,7 +139,7 @@ def open_table(text: str, check: RowCheck, spool: Path) -> Table:
 
 def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> _IndexedFile:
     if path.suffix == ".jsonl":
-        place = _IndexedFile(path.open("rb"))
+        place = _IndexedFile(path, path.open("rb"))
         for located in read_file(path, digest.update):
             _check(located, check)
             place.offsets.append(located.offset)
@@ -97,7 +147,7 @@ def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> 
     with path.open("rb") as file:
         while data := file.read(1 << 20):
             digest.update(data)
-    place = _IndexedFile(tempfile.TemporaryFile(dir=spool))  # noqa: SIM115 - open for the life of the table
+    place = _IndexedFile(path, tempfile.TemporaryFile(dir=spool))  # noqa: SIM115 - open for the life of the table
     for located in read_file(path):
         _check(located, check)
         place.offsets.append(place.file.tell())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.images.image import Image
 from sluice_buffer.errors import PreconditionError
@@ -29,6 +29,7 @@ class Images:
         record: GroupImages,
         images: Mapping[bytes, Image],
         free_bytes: int,
+        now: float,
     ) -> bool:
         """Store the images of a leased group's row.
 
@@ -45,17 +46,13 @@ class Images:
             index.largest = max(index.largest, space)
             self.leases.release(key, group, "no room for its images", blame=False)
             return False
+        previous = index.groups.get(key)
+        if previous and group.size:  # samples that are continued refer to images of PutImages
+            record = replace(record, put=previous.put)
         index.attach(self.memory.batch, key, record, images)
         self.memory.changed = True
+        self.leases.extend(group, now)
         return True
-
-    def renew(self, key: GroupKey) -> None:
-        """Drop the images of earlier samples of a group that is generated from the start."""
-        group, record = self.memory.find(key), self.memory.images.groups.get(key)
-        if group and not group.size and record and record.put:
-            record = GroupImages(record.prompt_hash, record.of_row)
-            self.memory.images.attach(self.memory.batch, key, record, {})
-            self.memory.changed = True
 
     def refuse(self, key: GroupKey, attempt: int, why: str) -> None:
         """Fail a group whose row cannot be read: another worker could not read it either."""

@@ -275,6 +275,14 @@ class Leases:
                 )  # finished groups are not dropped: the answer to their submit may be on its way
         return drop
 
+    def extend(self, group: Group, now: float) -> None:
+        """Extend all leases of the worker that holds a group, because its call is being answered.
+
+        It cannot send heartbeats for leases that it has not heard of yet.
+        """
+        for key in self.memory.leases_of[group.worker]:
+            self.memory.deadlines[key] = now + self.lease_seconds
+
     def _holds(self, group: Group, name: LeaseName, worker: WorkerAttempt) -> bool:
         owner = (group.worker, group.worker_attempt)
         return (
