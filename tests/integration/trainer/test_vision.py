@@ -6,22 +6,27 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sluice_trainer.fsdp import loading
+from sluice_trainer.fsdp.attention import PACKED_ATTENTION
 from sluice_trainer.fsdp.conversion import dist_to_hf
+from sluice_trainer.fsdp.families import backbone
 from sluice_trainer.fsdp.policy import ShardedPolicy
 from sluice_trainer.fsdp.sharding import gathered
+from sluice_trainer.kernels import flash_attention
 from tests.integration.trainer import image_batch, tiny
 from tests.integration.trainer.image_batch import Batch
 from tests.vision_models import FAMILIES, make_model, picture
 
-# Adam's moments of the first step depend on gradients of every size, so compare those instead.
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -144,22 +149,37 @@ def test_an_export_has_all_tensors_and_loads(
         torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_pixels_are_computed_once_for_all_samples(
-    model: Path, policy: ShardedPolicy, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("freeze", [None, []], ids=["frozen", "trained"])
+def test_an_image_is_decoded_once_for_all_samples_and_passes(
+    model: Path, monkeypatch: pytest.MonkeyPatch, freeze: list[str] | None
 ) -> None:
     batch = Batch(model, groups=2, seed=5, samples=4)
-    decoded: list[int] = []
-    original = type(batch.processor).pixels
-
-    def counted(self: object, images: list[object]) -> object:
-        decoded.append(len(images))
-        return original(self, images)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(batch.processor), "pixels", counted)
+    decoded = count_calls(monkeypatch, type(batch.processor), "pixels")
+    policy = policy_of(model, trainer={"maxTokensPerGpu": 60, "freeze": freeze})
+    tower = count_calls(
+        monkeypatch, type(backbone(policy._learner.net.model)), "get_image_features"
+    )
     shard = batch.sequences()
-    policy.log_probs(shard)
-    policy.log_probs([replace(sequence) for sequence in shard])
-    assert sum(decoded) == len(batch.images) == 3
+    first = policy.log_probs(shard)
+    assert len(policy._learner.micro_batches(shard, tiny.totals(shard))) > 1
+    again = policy.log_probs(shard)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert len(decoded) == len(batch.images) == 3
+    # What a frozen tower makes of an image is kept, too.
+    assert len(tower) <= 3 if freeze is None else len(tower) > 3
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, kind: type[Any], name: str) -> list[str]:
+    """Return a list that grows with each call of a method."""
+    calls: list[str] = []
+    original = getattr(kind, name)
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        calls.append(name)
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(kind, name, counted)
+    return calls
 
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -246,7 +266,60 @@ def test_a_critic_sees_the_images(model: Path, batch: Batch) -> None:
     assert all(float(value.abs().max()) > 0 for value in learned)
 
 
-def test_drawn_weights_are_all_sent(model: Path) -> None:
-    policy = policy_of(model, model={"path": str(model), "init": "random"})
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"model": {"init": "random"}}, id="drawn"),
+        pytest.param(
+            {"trainer": {"colocate": True}, "rollout": {"mode": "sync", "gpusPerReplica": 0}},
+            id="colocated",
+        ),
+    ],
+)
+def test_engines_without_a_tower_get_all_weights(model: Path, changes: dict[str, Any]) -> None:
+    policy = policy_of(
+        model, **{**changes, "model": {"path": str(model), **changes.get("model", {})}}
+    )
     names = {name for name, _ in policy.engine_tensors()}
     assert names == load_file(model / "model.safetensors").keys()
+
+
+def attend_each(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Compute what FlashAttention does for packed sequences on a GPU, one sequence at a time."""
+    assert window is None
+    starts = bounds[0].tolist()
+    assert max(b - a for a, b in pairwise(starts)) == longest[0]
+    parts = []
+    for start, end in pairwise(starts):
+        query, key, value = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
+        out = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+        parts.append(out[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def test_attention_of_packed_sequences_on_a_gpu_sees_the_same(
+    model: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "attention", lambda *_: PACKED_ATTENTION)
+    monkeypatch.setattr(flash_attention, "attend2", attend_each)
+    policy = policy_of(model)
+    config = policy._learner.net.model.config
+    assert config._attn_implementation == PACKED_ATTENTION
+    assert config.vision_config._attn_implementation == "sdpa"
+    shard = batch.sequences()
+    reference = image_batch.hf_model(model)
+    with torch.no_grad():
+        expected = [image_batch.hf_log_probs(reference, sequence) for sequence in shard]
+    for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-6)

@@ -8,7 +8,6 @@ placeholder, which are 0.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from sluice.images.processor import ImageProcessor, Pixels
 from sluice.samples.sample import Sample, SampleGroup, SampleStatus, TokenSequence, WeightSpan
 from sluice.samples.turns import BRANCH_TURNS, TURNS, TurnSpan, records_of, spans_of
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_trainer.memory.recent import Recent
 
 Int64 = npt.NDArray[np.int64]
 # Digests -> images in their order.
@@ -46,20 +46,15 @@ class PixelCache:
     """
 
     def __init__(self, processor: ImageProcessor, limit: int = PIXEL_BYTES) -> None:
-        self._processor, self._limit, self._size = processor, limit, 0
-        self._kept: OrderedDict[str, Pixels] = OrderedDict()
+        self._processor = processor
+        self._recent: Recent[Pixels] = Recent(limit)
 
     def pixels(self, digest: str, image: Image) -> Pixels:
         """Return the pixels of one image."""
-        if digest in self._kept:
-            self._kept.move_to_end(digest)
-            return self._kept[digest]
-        pixels = self._kept[digest] = self._processor.pixels([image])
-        self._size += pixels.values.nbytes
-        while self._size > self._limit and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
-            self._size -= dropped.values.nbytes
-        return pixels
+        if kept := self._recent.get(digest):
+            return kept
+        pixels = self._processor.pixels([image])
+        return self._recent.put(digest, pixels, pixels.values.nbytes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ class Net(nn.Module):
         self.final = final_transform(model.config.get_text_config())
         # True if a row may hold several sequences.
         self.packs = can_pack(model)
-        self.sees_images = vision.has_vision(model)
+        self.tower = vision.Tower(model) if vision.has_vision(model) else None
 
     def forward(self, batch: MicroBatch, numbers: Numbers) -> Tensor:
         return numbers(self, batch)
@@ -41,8 +41,10 @@ class Net(nn.Module):
     def hidden(self, batch: MicroBatch) -> Tensor:
         """Return the states [r, h] before the output layer that predict the response tokens."""
         attention = self.model.config._attn_implementation
-        if self.sees_images:
-            states = vision.hidden_states(self.model, batch.tokens, batch.packing, attention)
+        if self.tower is not None:
+            states = vision.hidden_states(
+                self.model, self.tower, batch.tokens, batch.packing, attention
+            )
         else:
             output = backbone(self.model)(batch.tokens[None], **batch.packing.arguments(attention))
             states = output.last_hidden_state[0]

@@ -153,10 +153,11 @@ class ShardedPolicy(LearningPolicy):
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield all tensors on all ranks, because FSDP2 gathers to all; `receivers` is ignored."""
-        # Engines of a vision job have read the frozen tower from the checkpoint, if there is one.
-        whole = self.spec.model.init == "random" and self._learner.net.sees_images
-        model = self._learner.net.model
-        return export.hf_tensors(model, self._compute, stack_name, whole=whole)
+        # Engines of a vision job have read a frozen tower from the checkpoint, unless there is none
+        # or they have lost it with their memory while the trainer had the GPUs.
+        lack_tower = self.spec.model.init == "random" or self.spec.trainer.colocate
+        model, sees = self._learner.net.model, self._learner.net.tower is not None
+        return export.hf_tensors(model, self._compute, stack_name, whole=sees and lack_tower)
 
     def _own_tensors(self) -> Iterator[tuple[str, Tensor]]:
         # With drawn weights there is no checkpoint to copy the other parts from.

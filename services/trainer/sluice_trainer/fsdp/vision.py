@@ -11,6 +11,13 @@ from torch import Tensor, nn
 from sluice_trainer.batch.images import BatchImage
 from sluice_trainer.fsdp.families import backbone
 from sluice_trainer.fsdp.row import Row
+from sluice_trainer.memory.recent import Recent
+
+# The features [tokens, h] of images, and those of earlier layers of the tower that the decoder's
+# first layers add (DeepStack, Meng et al. 2024), if the family has them.
+Features = list[Tensor]
+# Features that one process keeps of a model with a frozen tower.
+FEATURE_BYTES = 2 << 30
 
 
 def has_vision(model: Any) -> bool:
@@ -32,13 +39,60 @@ def trained_in_tower(model: Any) -> list[nn.Parameter]:
     ]
 
 
-def hidden_states(model: Any, tokens: Tensor, row: Row, attention: str) -> Tensor:
+class Tower:
+    """The tower of a vision-language model with its projector.
+
+    What a frozen tower makes of an image never changes, so it is computed once and kept in host
+    memory, for all samples and passes. A kept image of a megapixel takes some 10 to 30 MB.
+
+    Parameters
+    ----------
+    model
+        A vision-language model of transformers.
+    limit
+        Bytes to keep.
+
+    """
+
+    def __init__(self, model: Any, limit: int = FEATURE_BYTES) -> None:
+        self._model = model
+        self._recent: Recent[Features] = Recent(limit)
+
+    def features(self, images: list[BatchImage], device: torch.device) -> Features:
+        """Return the features of images, one after the other."""
+        if trained_in_tower(self._model):
+            return self._computed(images, device)
+        kept = {image.digest: self._recent.get(image.digest) for image in images}
+        missing = [image for image in images if kept[image.digest] is None]
+        if missing:
+            sizes = [image.tokens for image in missing]
+            parts = [torch.split(part, sizes) for part in self._computed(missing, device)]
+            for image, own in zip(missing, zip(*parts, strict=True), strict=True):
+                # Copies, because a view would keep the features of the other images, too.
+                copies = [part.detach().to("cpu", copy=True) for part in own]
+                size = sum(part.nbytes for part in copies)
+                kept[image.digest] = self._recent.put(image.digest, copies, size)
+        rows = [features for image in images if (features := kept[image.digest])]
+        return [torch.cat(parts).to(device) for parts in zip(*rows, strict=True)]
+
+    def _computed(self, images: list[BatchImage], device: torch.device) -> Features:
+        pixels = [image.pixels() for image in images]
+        values = torch.from_numpy(np.concatenate([p.values for p in pixels])).to(device)
+        grids = torch.from_numpy(np.concatenate([p.grids for p in pixels])).to(device)
+        output = backbone(self._model).get_image_features(values, grids, return_dict=True)
+        deep = getattr(output, "deepstack_features", None) or []
+        return [torch.cat(output.pooler_output), *deep]
+
+
+def hidden_states(model: Any, tower: Tower, tokens: Tensor, row: Row, attention: str) -> Tensor:
     """Return the decoder's last states [t, h] of a row whose images are merged in.
 
     Parameters
     ----------
     model
         A vision-language model of transformers.
+    tower
+        Its tower.
     tokens
         [t] int64.
     row
@@ -53,16 +107,15 @@ def hidden_states(model: Any, tokens: Tensor, row: Row, attention: str) -> Tenso
     # The first of the four rows, which restarts at 0, tells sequences apart.
     more: dict[str, Any] = {"position_ids": torch.cat((text[:1], rope))[:, None]}
     if row.images is not None:
-        features, deep = tower_features(model, row.images.images, tokens.device)
-        chosen = features.index_select(0, row.images.features)
-        embeddings = embeddings.index_copy(0, row.images.places, chosen.to(embeddings.dtype))
+        merged, *deep = (
+            features.index_select(0, row.images.features)
+            for features in tower.features(row.images.images, tokens.device)
+        )
+        embeddings = embeddings.index_copy(0, row.images.places, merged.to(embeddings.dtype))
         if deep:
             of_image = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
             of_image[row.images.places] = True
-            more["visual_pos_masks"] = of_image[None]
-            more["deepstack_visual_embeds"] = [
-                states.index_select(0, row.images.features) for states in deep
-            ]
+            more |= {"visual_pos_masks": of_image[None], "deepstack_visual_embeds": deep}
     elif trained := trained_in_tower(model):
         # FSDP reduces gradients of the same parameters on every rank, or waits for ever: without an
         # image they are 0, not absent.
@@ -72,18 +125,3 @@ def hidden_states(model: Any, tokens: Tensor, row: Row, attention: str) -> Tenso
     )
     states: Tensor = output.last_hidden_state[0]
     return states
-
-
-def tower_features(
-    model: Any, images: list[BatchImage], device: torch.device
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the features [tokens, h] of images, one after the other.
-
-    Also those of the tower's earlier layers that the decoder's first layers add (DeepStack, Meng et
-    al. 2024), if the family has them.
-    """
-    pixels = [image.pixels() for image in images]
-    values = torch.from_numpy(np.concatenate([p.values for p in pixels])).to(device)
-    grids = torch.from_numpy(np.concatenate([p.grids for p in pixels])).to(device)
-    output = backbone(model).get_image_features(values, grids, return_dict=True)
-    return torch.cat(output.pooler_output), list(getattr(output, "deepstack_features", None) or [])
