@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from sluice import input_checks
+from sluice.images.image import Image
 from sluice.input_checks import InputError, is_number, without_surrogates
 from sluice.input_checks import shown as shown
 from sluice.samples.sample import PREDICTION, Messages
@@ -54,7 +55,10 @@ class RewardError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """A sample as reward functions see it. Field names are those of slime's Sample."""
+    """A sample as reward functions see it. Field names are those of slime's Sample.
+
+    `images` are those of the prompt, in their order; functions in their own process get copies.
+    """
 
     prompt: str | Messages
     response: str
@@ -63,6 +67,7 @@ class RewardInput:
     tokens: list[int] = field(default_factory=list)
     response_length: int = 0
     truncated: bool = False
+    images: list[Image] = field(default_factory=list)
 
 
 RewardFunction = Callable[[RewardInput], RewardValue]

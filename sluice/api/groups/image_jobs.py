@@ -29,6 +29,12 @@ IMAGES_ACROSS_GROUPS = (
     ),
     requires(
         _IMAGES,
+        ~field("reward.model").is_set,
+        "a reward model gets no images: with data.images leave reward.model out",
+        "reward.model",
+    ),
+    requires(
+        _IMAGES,
         field("weightSync.lora") != "adapter",
         "engines serve no adapter of a model with images: with data.images set weightSync.lora: "
         "merged",

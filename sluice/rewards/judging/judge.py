@@ -120,8 +120,8 @@ class Judge:
         if name in registry.IN_PROCESS:
             judgement = read_value(_run_in_process(name, sample), self._reward.key)
             return with_answer(judgement, name, sample.response)
-        if name in registry.IN_POOL:  # these rewards do not read tokens
-            (outcome,) = await self._builtin(name, replace(sample, tokens=[]))
+        if name in registry.IN_POOL:  # these rewards read neither tokens nor images
+            (outcome,) = await self._builtin(name, replace(sample, tokens=[], images=[]))
             if isinstance(outcome, RewardError):
                 return outcome
             return with_answer(outcome, name, sample.response)

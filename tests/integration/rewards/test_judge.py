@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from sluice.api import Reward
+from sluice.images.image import Image
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.builtin.math_prm800k import hendrycks
 from sluice.rewards.judging.judge import Judge
@@ -29,6 +31,7 @@ USER = """
 import asyncio, os, subprocess, sys, time
 from pathlib import Path
 def good(sample): return len(sample.response)
+def seen(sample): return sum(image.width * image.data.count(b"x") for image in sample.images)
 async def later(sample):
     await asyncio.sleep(0.2)
     if sample.response == "raise": raise ValueError("no such unit")
@@ -123,6 +126,12 @@ async def test_functions_sync_and_async_and_of_other_projects(user: Path) -> Non
         assert await judge([sample("abc")]) == [(0.5, {"score": 0.5})]
     async with judging(function=f"{user}:compute_score", key="acc") as judge:
         assert await judge([sample("a", "b")]) == [(1.0, {"score": 0.0, "acc": 1.0})]
+
+
+async def test_a_function_sees_the_images(user: Path) -> None:
+    images = [Image("image/png", 10, 1, b"axx"), Image("image/png", 100, 1, b"bx")]
+    async with judging(function=f"{user}:seen") as judge:
+        assert await judge([replace(sample("abc"), images=images)]) == [(120.0, {})]
 
 
 async def test_one_bad_sample_fails_alone(user: Path) -> None:

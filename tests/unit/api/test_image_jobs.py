@@ -51,6 +51,11 @@ def test_a_job_with_images_needs_one_field() -> None:
             id="an environment",
         ),
         pytest.param(
+            {"reward": {"type": None, "model": {"url": "http://reward:8000"}}},
+            "a reward model gets no images",
+            id="a reward model",
+        ),
+        pytest.param(
             {"trainer": {"lora": LORA}, "weightSync": {"lora": "adapter"}},
             "set weightSync.lora: merged",
             id="adapters in the engine",

@@ -12,6 +12,7 @@ from sluice.rewards import RewardInput
 from sluice.rewards.types import Judgement
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import records_of, turn_rewards
+from sluice_rollout.generate import images_of_group
 from sluice_rollout.tool_calls import SEATS
 
 # Key of the metadata that tells a reward which seat it judges.
@@ -51,6 +52,7 @@ def reward_input(
         tokens=sequence.tokens.tolist(),
         response_length=sequence.response_length,
         truncated=sample.status is SampleStatus.TRUNCATED,
+        images=images_of_group(prompt.images),
     )
 
 
