@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image as Pillow
 
 from sluice.images.image import Image
+from tests.vision_models import picture
 
 
 def drawn(width: int = 8, height: int = 6, seed: int = 0, mode: str = "RGB") -> Pillow.Image:
@@ -25,5 +26,5 @@ def encoded(image: Pillow.Image, format_: str = "PNG", **options: Any) -> bytes:
 
 
 def png(width: int = 8, height: int = 6, seed: int = 0) -> Image:
-    """An image as sluice stores it."""
-    return Image("image/png", width, height, encoded(drawn(width, height, seed)))
+    """A small image as sluice stores it."""
+    return picture(width, height, seed)

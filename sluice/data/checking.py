@@ -12,12 +12,13 @@ from itertools import islice
 from pathlib import Path
 
 from sluice.api import RLJobSpec
-from sluice.api.groups.data import PromptSource, parse_path
+from sluice.api.groups.data import ImageLimits, PromptSource, parse_path
 from sluice.data import chat
 from sluice.data.answers import AnsweredRow, parse_answer
-from sluice.data.files import Row, files_of, read_file
-from sluice.data.rows import PromptRow, RowError, RowReader, problem, prompt_reader
+from sluice.data.files import LocatedRow, Row, files_of, read_file
+from sluice.data.rows import PromptRow, RowError, RowReader, prompt_reader
 from sluice.data.vocabulary import embedding_size
+from sluice.images.reading import ImageError, read_header
 from sluice.runtime.pod_env import ConfigurationError
 
 
@@ -80,7 +81,13 @@ def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptS
                 )
 
 
-def check_rows(source: PromptSource, text: str, read: RowReader, limit: int | None = None) -> None:
+def check_rows(
+    source: PromptSource,
+    text: str,
+    read: RowReader,
+    limit: int | None = None,
+    images: ImageLimits | None = None,
+) -> None:
     """Raise ConfigurationError `file:line: what` at the first unusable row, or without rows.
 
     Parameters
@@ -93,17 +100,33 @@ def check_rows(source: PromptSource, text: str, read: RowReader, limit: int | No
         Reader of the rows.
     limit
         Rows of each file to check; None checks all.
+    images
+        `data.images`. The headers of the rows' images are checked, and nothing is decoded.
 
     """
     path, part = parse_path(text)
     total = 0
     for file in files_of(path):
         for located in islice(read_file(file), limit):
-            if wrong := problem(located.row, source, read):
+            if wrong := _problem(located, source, read, images):
                 raise ConfigurationError(f"{located.where}: {wrong}")
             total += 1
     if limit is None or total < limit:
         slice_of(text, total, part)
+
+
+def _problem(
+    located: LocatedRow, source: PromptSource, read: RowReader, images: ImageLimits | None
+) -> str | None:
+    """Return what is wrong with a row or the header of an image of it, or None."""
+    try:
+        row = read(located.row, source)
+        if images:
+            for raw in row.images:
+                read_header(raw, located.file.parent, images)
+    except (RowError, ImageError) as error:
+        return str(error)
+    return None
 
 
 def slice_of(text: str, total: int, part: slice) -> range:

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from sluice.api.groups.data import PromptSource
+from sluice.api.groups.data import ImageLimits, PromptSource
 from sluice.data.answers import Encoded, cut, parse_answer
 from sluice.data.files import LocatedRow, Row, read_source
 from sluice.data.make import made_rows
-from sluice.data.rows import RowError, parse_row
+from sluice.data.rows import RowError, prompt_reader
 from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
 from sluice.data.writers import Writer
 from sluice.runtime.pod_env import ConfigurationError
@@ -65,6 +65,7 @@ class Columns:
     ] = None
     metadata_key: Annotated[str, typer.Option(help="Column of the metadata.")] = "metadata"
     tools_key: Annotated[str, typer.Option(help="Column of the tools.")] = "tools"
+    images_key: Annotated[str, typer.Option(help="Column of the images.")] = "images"
 
     def source(self, path: str) -> PromptSource:
         """Describe a prompt file as a manifest does."""
@@ -75,6 +76,7 @@ class Columns:
                 label_key=self.label_key,
                 metadata_key=self.metadata_key,
                 tools_key=self.tools_key,
+                images_key=self.images_key,
             )
         except ValidationError as error:
             raise ConfigurationError(f"{path!r}: expected the path of a prompt file") from error
@@ -145,6 +147,12 @@ def inspect(
         Literal["left", "right"] | None,
         typer.Option(help="With --sft: cut longer rows at this end (data.truncation)."),
     ] = None,
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode", help="Decode every image, not its header alone: finds those cut off."
+        ),
+    ] = False,
     columns: Columns,
     as_json: AsJson = False,
 ) -> None:
@@ -152,8 +160,9 @@ def inspect(
 
     The exit code is 1 if some rows are unusable.
     """
+    from sluice_cli.data.inspection import ImageReader
     from sluice_cli.data.inspection import inspect as inspect_rows
-    from sluice_cli.data.view import answers_of, lengths_of, print_inspection
+    from sluice_cli.data.view import added_of, answers_of, lengths_of, print_inspection
 
     with _input_errors():
         if max_prompt_tokens and not model:
@@ -162,14 +171,17 @@ def inspect(
             )
         if truncation and not sft:
             raise ConfigurationError("--truncation needs --sft: only given answers are cut")
-        shorten = _shortening(max_prompt_tokens, truncation)
+        shorten, limits = _shortening(max_prompt_tokens, truncation), ImageLimits()
         render, length = answers_of(model, chat, shorten) if sft else lengths_of(model, chat)
+        # A text with images is a message, so it is always rendered.
+        rendered = columns.source(source).model_copy(update={"apply_chat_template": True})
         inspection = inspect_rows(
             read_source(source),
-            columns.source(source),
+            rendered,
             length,
             max_prompt_tokens,
-            parse_answer if sft else parse_row,
+            parse_answer if sft else prompt_reader(limits),
+            None if sft else ImageReader(limits, decode, added_of(model)),
         )
         if not inspection.rows:
             raise ConfigurationError(f"{source}: no rows")

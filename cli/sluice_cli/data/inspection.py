@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from sluice.api.groups.data import PromptSource
+from sluice.api.groups.data import ImageLimits, PromptSource
 from sluice.data.chat import PromptError
 from sluice.data.files import LocatedRow
 from sluice.data.rows import PromptRow, RowError, RowReader, is_verl, parse_row
 from sluice.data.transform import digest
+from sluice.images.reading import Header, read_header, read_image, scaled
 from sluice.rewards.registry import BY_SOURCE, choose
 from sluice.rewards.types import RewardError, RewardInput
 
@@ -20,6 +22,73 @@ SHOWN = 5
 BARS = 10
 # Length of a prompt in tokens or characters.
 Length = Callable[[PromptRow], int]
+
+
+@dataclass(slots=True)
+class ImageCounts:
+    """Counts over the images of all rows."""
+
+    rows: int = 0
+    most: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    scaled: int = 0
+    pixels: array[int] = field(default_factory=lambda: array("Q"))
+    sizes: array[int] = field(default_factory=lambda: array("Q"))
+
+    def add(self, headers: Sequence[Header], max_pixels: int) -> None:
+        """Count the images of a row."""
+        self.rows += bool(headers)
+        self.most = max(self.most, len(headers))
+        for header in headers:
+            self.formats[header.format] += 1
+            self.scaled += header.pixels > max_pixels
+            self.pixels.append(header.pixels)
+            self.sizes.append(header.size)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "images": len(self.pixels),
+            "mostOfARow": self.most,
+            "formats": dict(self.formats.most_common()),
+            "scaledDown": self.scaled,
+            "pixels": statistics(self.pixels),
+            "bytes": statistics(self.sizes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReader:
+    """How the images of rows are inspected.
+
+    Parameters
+    ----------
+    limits
+        Limits that they must keep.
+    decode
+        Decode every image, which finds those that are cut off, not just read its header.
+    added
+        Returns the tokens that images of these widths and heights add; None: not known.
+
+    """
+
+    limits: ImageLimits
+    decode: bool = False
+    added: Callable[[Sequence[tuple[int, int]]], int] | None = None
+
+    def headers(self, row: PromptRow, directory: Path) -> list[Header]:
+        """Read the headers of a row's images. Raises ImageError."""
+        if self.decode:
+            for raw in row.images:
+                read_image(raw, directory, self.limits)
+        return [read_header(raw, directory, self.limits) for raw in row.images]
+
+    def tokens(self, headers: Sequence[Header]) -> int:
+        """Return the tokens that images add to the prompt. Raises ValueError."""
+        if self.added is None or not headers:
+            return 0
+        most = self.limits.max_pixels
+        return self.added([scaled(header.width, header.height, most) for header in headers])
 
 
 @dataclass(slots=True)
@@ -41,6 +110,7 @@ class Inspection:
     longer: int = 0
     too_long: list[str] = field(default_factory=list)
     lengths: array[int] = field(default_factory=lambda: array("Q"))
+    images: ImageCounts = field(default_factory=lambda: ImageCounts())
     first: PromptRow | None = None
 
     def summary(self) -> dict[str, Any]:
@@ -54,6 +124,7 @@ class Inspection:
             "tooLong": self.too_long,
             "lengths": statistics(self.lengths),
             "histogram": [list(bar) for bar in histogram(self.lengths)],
+            "images": self.images.summary() if self.images.rows else None,
         }
 
 
@@ -63,6 +134,7 @@ def inspect(
     length: Length,
     limit: int | None = None,
     read: RowReader = parse_row,
+    images: ImageReader | None = None,
 ) -> Inspection:
     """Inspect every row.
 
@@ -75,14 +147,18 @@ def inspect(
         inspection.keys.update(map(str, located.row))
         try:
             parsed = read(located.row, source)
-            size = length(parsed)
-        except (RowError, PromptError) as error:
+            headers = images.headers(parsed, located.file.parent) if images else []
+            size = length(parsed) + (images.tokens(headers) if images else 0)
+        except (RowError, PromptError, ValueError) as error:
             inspection.broken += 1
             if len(inspection.problems) < SHOWN:
                 inspection.problems.append(f"{located.where}: {error}")
             continue
         _count(inspection, located, parsed)
-        key = digest([parsed.prompt, getattr(parsed, "tokens", None)])
+        if images:
+            inspection.images.add(headers, images.limits.max_pixels)
+        sources = [raw.source for raw in parsed.images]
+        key = digest([parsed.prompt, getattr(parsed, "tokens", None), sources])
         inspection.duplicates += key in seen
         seen.add(key)
         inspection.lengths.append(size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from sluice_cli.data.inspection import SHOWN, Inspection, Length
 
 if TYPE_CHECKING:
     from sluice.data.answers import Encoded
+    from sluice.images.processor import ImageProcessor
 
 # Characters of the example, and of the longest bar of the histogram.
 _EXAMPLE = 1500
@@ -37,6 +39,24 @@ def lengths_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], st
         lambda row: render(tokenizer, row.prompt, chat=chat, tools=row.tools),
         lambda row: len(encode(tokenizer, row.prompt, chat=chat, tools=row.tools)),
     )
+
+
+def added_of(model: Path | None) -> Callable[[Sequence[tuple[int, int]]], int] | None:
+    """Return a function that gives the tokens that images of these sizes add to a prompt.
+
+    Without a model the length is in characters, and images add none. Only if a row has images must
+    the model have an image processor.
+    """
+    if model is None:
+        return None
+
+    @cache
+    def processor() -> ImageProcessor:
+        from sluice.images.processor import ImageProcessor
+
+        return ImageProcessor(model)
+
+    return lambda sizes: processor().added(sizes)
 
 
 def answers_of(
@@ -108,6 +128,7 @@ def print_inspection(facts: dict[str, Any], inspection: Inspection) -> None:
             if inspection.masked
             else "",
         ),
+        ("images", _images(facts["images"])),
         ("data_source", _counted(facts["sources"])),
         ("reward", _counted(facts["rewards"])),
         (
@@ -135,6 +156,24 @@ def print_inspection(facts: dict[str, Any], inspection: Inspection) -> None:
     )
     _show_list(
         console, f"{inspection.broken} rows are unusable", inspection.broken, inspection.problems
+    )
+
+
+def _images(facts: dict[str, Any] | None) -> str:
+    """Describe the images of all rows."""
+    if facts is None:
+        return ""
+    pixels, sizes = facts["pixels"], facts["bytes"]
+    scaled_down = (
+        f", {facts['scaledDown']} are scaled down by the default data.images.maxPixels"
+        if facts["scaledDown"]
+        else ""
+    )
+    return (
+        f"{facts['images']} in {facts['rows']} rows, up to {facts['mostOfARow']} in a row; "
+        f"{_counted(facts['formats'])}; {pixels['median']:,.0f} pixels (up to "
+        f"{pixels['max']:,.0f}), {sizes['median']:,.0f} bytes (up to {sizes['max']:,.0f})"
+        f"{scaled_down}"
     )
 
 

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import Reward, RLJob, RLJobSpec
-from sluice.api.groups.data import PromptSource
+from sluice.api.groups.data import ImageLimits, PromptSource, parse_path
 from sluice.data import chat
 from sluice.data.answers import AnsweredRow, encode
 from sluice.data.chat import PromptError
 from sluice.data.checking import reader_of
 from sluice.data.files import Row, read_source
 from sluice.data.make import made_rows
-from sluice.data.rows import PromptRow, RowError, parse_row
+from sluice.data.rows import PromptRow, RowError, prompt_reader
 from sluice.data.vocabulary import check_ids, embedding_size
+from sluice.images.processor import ImageProcessor
+from sluice.images.reading import ImageError, read_image
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
 from sluice.runtime import error_summary
@@ -30,11 +32,15 @@ PROMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as the model sees it, with the place of its row and its number of tokens."""
+    """A prompt as the model sees it, with the place of its row and its number of tokens.
+
+    `images` has width and height of each image, as it is stored; `tokens` counts their tokens.
+    """
 
     where: str
     tokens: int
     text: str
+    images: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class Trial:
 
     def text(self) -> str:
         parts = [
-            f"--- {prompt.where}: {prompt.tokens} tokens\n{prompt.text}" for prompt in self.prompts
+            f"--- {prompt.where}: {prompt.tokens} tokens{_sizes(prompt.images)}\n{prompt.text}"
+            for prompt in self.prompts
         ]
         for judged in self.judged:
             reward_parts = "".join(f", {name} {value:g}" for name, value in judged.parts.items())
@@ -71,6 +78,14 @@ class Trial:
                 f"{judged.where}: {judged.reward:g}{reward_parts}"
             )
         return "\n".join(parts)
+
+
+def _sizes(images: list[tuple[int, int]]) -> str:
+    """Describe the images of a prompt: `, 2 images: 640 x 480, 28 x 28`."""
+    if not images:
+        return ""
+    sizes = ", ".join(f"{width} x {height}" for width, height in images)
+    return f", {len(images)} image{'s' if len(images) > 1 else ''}: {sizes}"
 
 
 def try_prompts(job: RLJob) -> Trial:
@@ -119,6 +134,7 @@ def _judge(
 
 def _evaluated(spec: RLJobSpec) -> Iterator[tuple[str, Reward, tuple[str, PromptRow]]]:
     """Yield the field of its reward, the reward and the first row of each evaluation data set."""
+    read = prompt_reader(spec.data.images)
     for position, dataset in enumerate(spec.evaluation.datasets if spec.evaluation else []):
         reward = dataset.reward or spec.reward
         if reward is None:  # an environment gives the rewards
@@ -132,7 +148,7 @@ def _evaluated(spec: RLJobSpec) -> Iterator[tuple[str, Reward, tuple[str, Prompt
         )
         for where, row in islice(rows, 1):
             try:
-                yield place, reward, (where, parse_row(row, dataset))
+                yield place, reward, (where, read(row, dataset))
             except RowError as error:
                 raise ConfigurationError(f"{where}: {error}") from error
 
@@ -141,18 +157,31 @@ def _render_prompts(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple
     """Render prompts into the trial; return the place and the first row of each source."""
     first_rows: dict[int, tuple[str, PromptRow]] = {}
     read, embedding = reader_of(spec), embedding_size(Path(spec.model.path))
-    for where, source, row in _rows(spec):
+    processor = ImageProcessor(Path(spec.model.path)) if spec.data.images else None
+    for where, source, row, directory in _rows(spec):
         try:
             parsed = read(row, source)
+            sizes = _image_sizes(parsed, directory, spec.data.images)
             text, tokens = _model_input(tokenizer, Path(spec.model.path), source, parsed)
             check_ids(tokenizer, tokens, embedding)
-        except (PromptError, RowError) as error:
+            added = processor.added(sizes) if processor else 0
+        except (PromptError, RowError, ImageError, ValueError) as error:
             raise ConfigurationError(f"{where}: {error}") from error
-        trial.prompts.append(RenderedPrompt(where, len(tokens), text))
+        trial.prompts.append(RenderedPrompt(where, len(tokens) + added, text, sizes))
         first_rows.setdefault(id(source), (where, parsed))
     if not first_rows:
         raise ConfigurationError("spec.data.prompts: there are no rows")
     return list(first_rows.values())
+
+
+def _image_sizes(
+    row: PromptRow, directory: Path, limits: ImageLimits | None
+) -> list[tuple[int, int]]:
+    """Return width and height of a row's images as they are stored. Raises ImageError."""
+    if limits is None:
+        return []
+    images = (read_image(raw, directory, limits) for raw in row.images)
+    return [(image.width, image.height) for image in images]
 
 
 def _model_input(
@@ -181,13 +210,18 @@ def _model_input(
     return text, tokenizer.encode(text, add_special_tokens=not rendered)
 
 
-def _rows(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, Row]]:
-    """Yield place, source and row of the first prompts, the same number for each source."""
+def _rows(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, Row, Path]]:
+    """Yield place, source, row and directory of the first prompts.
+
+    Each source gives the same number.
+    """
     count = max(PROMPTS // len(spec.data.prompts), 1)
     for position, source in enumerate(spec.data.prompts[:PROMPTS]):
         place = f"spec.data.prompts[{position}].source"
         rows = _rows_of_file(source) if source.path else _rows_of_code(source, place)
-        yield from ((where, source, row) for where, row in islice(rows, count))
+        directory = Path(parse_path(source.path)[0]) if source.path else Path()
+        directory = directory if directory.is_dir() else directory.parent
+        yield from ((where, source, row, directory) for where, row in islice(rows, count))
 
 
 def _rows_of_file(source: PromptSource) -> Iterator[tuple[str, Row]]:

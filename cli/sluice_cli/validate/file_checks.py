@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from sluice.api.schema.paths import MarkedPath, marked, volume_of
 from sluice.data import chat
 from sluice.data.checking import check_rows, check_sources, reader_of, without_template
 from sluice.data.files import read_source
-from sluice.data.rows import parse_row
+from sluice.data.rows import prompt_reader
 from sluice.data.vocabulary import embedding_size, surplus
 from sluice.model_parts import kept_parts_of
 from sluice.runtime.pod_env import ConfigurationError
@@ -63,9 +64,10 @@ def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = Fals
     paths = [p for p in marked(RLJobSpec, manifest(job)["spec"]) if _on_this_machine(p, job)]
     _try(findings, "", lambda: check_sources(spec.data.prompts, _datasets(spec)))
     for where, source, training in _sources(spec):
-        read = reader_of(spec) if training else parse_row
+        read = reader_of(spec) if training else prompt_reader(spec.data.images)
         read = read if _has_template(spec) else without_template(read)
-        _try(findings, f"{where}.path: ", lambda: check_rows(source, source.path or "", read, rows))  # noqa: B023 - called at once
+        check = partial(check_rows, source, source.path or "", read, rows, spec.data.images)
+        _try(findings, f"{where}.path: ", check)
     trained = [path for path in paths if path.kind == "model" and not spec.debug.rollout_only]
     for model in trained:
         _try(findings, f"{model.field}: ", lambda: _check_family(job, model, not run_code))  # noqa: B023
@@ -196,14 +198,13 @@ def _check_lengths(findings: Findings, spec: RLJobSpec) -> None:
     room = min(spec.data.max_prompt_tokens or room, room)
     for where, source, training in _sources(spec):
         if training and not spec.algorithm.sft:
-            _check_room(findings, where, source, count, room)
+            read = prompt_reader(spec.data.images)
+            rows = read_source(source.path or "")
+            lengths = (count(_text(read(located.row, source).prompt)) for located in rows)
+            _check_room(findings, where, lengths, room)
 
 
-def _check_room(
-    findings: Findings, where: str, source: PromptSource, count: Callable[[str], int], room: int
-) -> None:
-    rows = read_source(source.path or "")
-    lengths = (count(_text(parse_row(located.row, source).prompt)) for located in rows)
+def _check_room(findings: Findings, where: str, lengths: Iterator[int], room: int) -> None:
     sizes = list(islice(lengths, MEASURED_PROMPTS))
     longer = sum(size > room for size in sizes)
     if not longer:
