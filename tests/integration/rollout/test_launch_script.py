@@ -48,6 +48,32 @@ def test_graphs_are_asked_for_as_this_release_spells_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "words", "expected"),
+    [
+        ("qwen2_5_vl", ["--enable-multimodal"], 256),
+        ("qwen2_5_vl", ["--enable-multimodal", "--mm-preprocess-cache-size-mb=64"], 64),
+        ("qwen2_5_vl", [], None),
+        ("qwen3_vl", ["--enable-multimodal"], None),
+    ],
+)
+def test_tokens_of_prompts_with_images_are_taken_as_they_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    words: list[str],
+    expected: int | None,
+) -> None:
+    from sglang.srt.server_args import prepare_server_args
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    script = runpy.run_path(str(PATH / "launch_server.py"))
+    monkeypatch.syspath_prepend(PATH)
+    added = script["image_arguments"](["--model-path", str(tmp_path), *words])
+    common = ["--model-path", "dummy", "--skip-tokenizer-init"]
+    assert prepare_server_args([*common, *words, *added]).mm_preprocess_cache_size_mb == expected
+
+
+@pytest.mark.parametrize(
     ("architecture", "module"),
     [("Qwen3ForCausalLM", "qwen3"), ("Phi3ForCausalLM", "llama"), ("GptOssForCausalLM", "gpt_oss")],
 )

@@ -78,6 +78,24 @@ async def test_its_log_probs_are_those_of_transformers(
     assert distance(resumed.log_probs, expected[3:]) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["caf\u00e9", "<image>", "<|vision_start|>a<|vision_end|>"],
+    ids=repr,
+)
+async def test_a_response_is_continued_token_by_token(
+    client: Client, judge: Judge, text: str
+) -> None:
+    """SGLang decodes a prompt with images, and must not take its tokens from that text."""
+    tokens = judge.tokenizer.encode(text, add_special_tokens=False)
+    begun = [*tokens, tokens[0], 200, 150, tokens[-1]]  # no text has these tokens
+    ids, images = judge.ids(2), [SMALL, WIDE]
+    sampling = SAMPLING | {"max_new_tokens": 4}
+    answer = await client.generate("x", [*ids, *begun], sampling, cache="0", images=images)
+    expected = judge.log_probs(ids, images, [*begun, *answer.tokens])[len(begun) :]
+    assert distance(answer.log_probs, expected) < TOLERANCE
+
+
 async def test_another_image_gives_other_numbers(client: Client, judge: Judge) -> None:
     other = picture(64, 64, seed=9)
     one, two = [await answer(client, judge, image, after=[]) for image in (SMALL, other)]

@@ -88,6 +88,8 @@ if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
 
     torch.compile = uncompiled  # type: ignore[assignment]
 
+# Memory for the pixels of some hundred images, in the process that serves HTTP.
+_PREPROCESS_CACHE_MB = "256"
 _IDENTIFIER = re.compile(r"\w+")
 
 
@@ -142,6 +144,24 @@ def load_arguments(arguments: list[str]) -> list[str]:
     return ["--load-format", "auto"] if dummy and model and kept_parts_of(Path(model)) else []
 
 
+def image_arguments(arguments: list[str]) -> list[str]:
+    """Return the argument by which SGLang takes the tokens of a prompt with images as they are.
+
+    Without a cache of what is computed from an image's pixels alone it decodes such a prompt, and
+    fails if the model has written `<image>` in it. Qwen3-VL needs no cache for that.
+    """
+    from sluice_sglang.startup.arguments import has
+
+    name = "--mm-preprocess-cache-size-mb"
+    if not has(arguments, "--enable-multimodal") or has(arguments, name):
+        return []
+    from sglang.srt.server_args import ServerArgs
+
+    is_qwen3_vl = str(model_config(arguments).get("model_type")).startswith("qwen3_vl")
+    is_supported = hasattr(ServerArgs, "mm_preprocess_cache_size_mb")  # in later releases
+    return [name, _PREPROCESS_CACHE_MB] if is_supported and not is_qwen3_vl else []
+
+
 def check_attention_backend(arguments: list[str]) -> None:
     """End here if an attention is requested that the trainer does not compute."""
     from sluice_sglang.startup.arguments import last
@@ -177,7 +197,7 @@ if __name__ == "__main__":
         check_attention_backend(sys.argv)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         preforked_processes.begin(preforked_processes.parts(sys.argv))
-    sys.argv += load_arguments(sys.argv)
+    sys.argv += load_arguments(sys.argv) + image_arguments(sys.argv)
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)
     sys.exit(serve())
