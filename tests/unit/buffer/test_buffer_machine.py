@@ -5,6 +5,7 @@ commits, checkpoints, rewinds, restarts, and crashes that lose what was not writ
 step the memory must equal what a new process would read from the disk.
 """
 
+import contextlib
 import copy
 import shutil
 import tempfile
@@ -16,10 +17,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sluice.images.image import Image
 from sluice.wire.v1 import buffer_pb2 as bpb
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import CallError
-from sluice_buffer.group import Group, GroupState
+from sluice_buffer.group import Group, GroupKey, GroupState, parse_lease_id
+from sluice_buffer.sources.prompts import PromptWithImages
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.transitions.submits import SubmitOutcome
@@ -31,6 +34,11 @@ from tests.unit.buffer.buffer_tools import (
     shard_group,
 )
 
+# Of several pieces, and small ones.
+IMAGES = [Image("image/png", 1, 1, bytes([i]) * size) for i, size in enumerate((300_000, 1, 5000))]
+# In no row.
+FURTHER = Image("image/png", 2, 2, b"further")
+FILES = {image.digest: image.data for image in (*IMAGES, FURTHER)}
 WORKERS = st.sampled_from(["rollout-0", "rollout-1"])
 KINDS = [
     {},
@@ -70,7 +78,29 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, count=st.integers(1, 5), behind=st.integers(0, 1))
     def lease(self, worker: str, count: int, behind: int) -> None:
         version = max(0, self.version - behind)
-        self.leased += self.buffer.lease(worker, count, version, self.attempts[worker])
+        leases = self.buffer.lease(worker, count, version, self.attempts[worker])
+        for lease in leases:
+            self.attach(lease.prompt)
+        self.buffer.sync()
+        self.leased += leases
+
+    def attach(self, prompt: pb.Prompt) -> None:
+        """Store the images of a prompt, as the service does before it sends the lease."""
+        name = parse_lease_id(prompt.lease_id)
+        assert name
+        images = [IMAGES[(prompt.group_id + i) % len(IMAGES)] for i in range(prompt.group_id % 3)]
+        message = pb.Prompt(images=[image.digest for image in images])
+        by_digest = {bytes.fromhex(image.digest): image for image in images}
+        read = PromptWithImages(message, by_digest)
+        assert self.buffer.core.attach_images(name.key, name.attempt, read)
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data(), image=st.sampled_from([*IMAGES, FURTHER]))
+    def put_image(self, data: st.DataObject, image: Image) -> None:
+        lease = data.draw(st.sampled_from(self.leased))
+        with contextlib.suppress(CallError):  # the lease may be over
+            self.buffer.core.put_image(lease.prompt.lease_id, image)
+        self.buffer.sync()
 
     @precondition(lambda self: self.leased)
     @rule(
@@ -85,6 +115,9 @@ class BufferMachine(RuleBasedStateMachine):
         group = make_group(
             lease.prompt, response=size, status=status, version=self.version, **kwargs
         )
+        if name := parse_lease_id(lease.prompt.lease_id):
+            known = sorted(self.buffer.core.memory.images.known_to(name.key))
+            group.samples[0].images.extend(known)
         answer = self.buffer.submit_group(group)
         if answer.outcome is SubmitOutcome.STORED and lease.prompt.purpose == pb.PURPOSE_TRAIN:
             self.stored[lease.prompt.group_id] = group.samples[0].tokens
@@ -129,6 +162,9 @@ class BufferMachine(RuleBasedStateMachine):
             assert group.samples[0].tokens == self.stored[group_id], (
                 "not the samples that were acknowledged"
             )
+            for digest in group.samples[0].images:
+                stored = self.buffer.core.storage.value("image_pieces", bytes.fromhex(digest))
+                assert stored == FILES[digest]
         if commit:
             self.buffer.core.commit(step, step, self.trainer, {})
             self.buffer.sync()
@@ -171,6 +207,24 @@ class BufferMachine(RuleBasedStateMachine):
         if hasattr(self, "buffer"):
             memory = self.buffer.core.memory
             assert view(load(self.buffer.core.storage, 0.0)) == view(memory)
+
+    @invariant()
+    def images_last_as_long_as_the_groups_that_refer_to_them(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        memory = self.buffer.core.memory
+        examples = {
+            GroupKey(version, group_id)
+            for version, results in memory.results.items()
+            for result in results
+            for group_id, _ in result.examples
+        }
+        for key in memory.images.groups:
+            assert memory.find(key) is not None or key in examples
+        records = memory.images.groups.values()
+        users = Counter(digest for record in records for digest in record.all)
+        assert users == memory.images.users
+        assert users.keys() == memory.images.heads.keys()
 
     @invariant()
     def nothing_is_lost_or_trained_twice(self) -> None:
@@ -220,7 +274,8 @@ def view(memory: Memory) -> dict[str, object]:
                 v: (packed(r.groups), r.unfinished, r.serial) for v, r in memory.rounds.items()
             },
             "results": memory.results,
-            "stored": memory.stored,
+            "stored": memory.stored_bytes,
+            "images": (memory.images.heads, memory.images.groups, memory.images.users),
             "waiting": {
                 i
                 for _, i in memory.waiting
