@@ -1,11 +1,11 @@
 """Writes `model/`: a tiny vision-language model with random weights, about 300,000 parameters.
 
-It has every part of a released Qwen2.5-VL or Qwen3-VL checkpoint (tower, projector, tokenizer, chat
+It has every part of a released checkpoint (tower, projector, tokenizer, chat
 template, settings of the image processor), so a job with images runs on a laptop in seconds. Every
 byte of a text is a token. The same family gives the same files on every machine with the same
 torch.
 
-    python examples/vision/make_model.py [DIRECTORY] [qwen3_vl | qwen2_5_vl]
+    python examples/vision/make_model.py [DIRECTORY] [qwen3_vl | qwen2_5_vl | qwen3_5]
 """
 
 from __future__ import annotations
@@ -104,6 +104,28 @@ _FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, A
         },
     ),
 }
+_QWEN3_VL = _FAMILIES["qwen3_vl"]
+_FAMILIES["qwen3_5"] = (
+    "Qwen3_5",
+    "Qwen3VL",
+    {
+        "head_dim": 32,
+        "num_hidden_layers": 4,  # three with a recurrent state, one with attention
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    },
+    {"patch_size": 16, "intermediate_size": 96, "num_position_embeddings": 64},
+    _QWEN3_VL[4],
+)
 _TEXT = {
     "hidden_size": 64,
     "intermediate_size": 128,

@@ -27,7 +27,11 @@ Int64 = npt.NDArray[np.int64]
 BACKEND = "pil"
 # Families by `model_type`, with the class of their image processor. Its name has no suffix in
 # releases of transformers whose Pillow implementation is the default.
-_PROCESSORS = {"qwen2_5_vl": "Qwen2VLImageProcessor", "qwen3_vl": "Qwen2VLImageProcessor"}
+_PROCESSORS = {
+    "qwen2_5_vl": "Qwen2VLImageProcessor",
+    "qwen3_vl": "Qwen2VLImageProcessor",
+    "qwen3_5": "Qwen2VLImageProcessor",
+}
 # Values of `model_type` in config.json that can be trained with images.
 VISION_FAMILIES = tuple(sorted(_PROCESSORS))
 _FILES = ("preprocessor_config.json", "processor_config.json")
