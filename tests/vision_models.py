@@ -12,7 +12,9 @@ from PIL import Image as Pillow
 from sluice.images.image import Image
 
 _MAKER = Path(__file__).parents[1] / "examples/vision/make_model.py"
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+# Families that an engine serves on a CPU, and all that the trainer trains.
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+TRAINED_FAMILIES = (*FAMILIES, "qwen3_5")
 
 
 def make_model(directory: Path, family: str) -> Path:

@@ -4,6 +4,7 @@ lost."""
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sluice_trainer.fsdp import loading
@@ -25,12 +26,12 @@ from sluice_trainer.fsdp.sharding import gathered
 from sluice_trainer.kernels import flash_attention
 from tests.integration.trainer import image_batch, tiny
 from tests.integration.trainer.image_batch import Batch
-from tests.vision_models import FAMILIES, make_model, picture
+from tests.vision_models import TRAINED_FAMILIES, make_model, picture
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TRAINED_FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -323,3 +324,27 @@ def test_attention_of_packed_sequences_on_a_gpu_sees_the_same(
         expected = [image_batch.hf_log_probs(reference, sequence) for sequence in shard]
     for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_a_tied_output_layer_follows_the_embedding(
+    model: Path, batch: Batch, tmp_path: Path
+) -> None:
+    """As Qwen3-VL-4B has it: stored once, under the name of the embedding."""
+    tied = tmp_path / "tied"
+    shutil.copytree(model, tied)
+    config = json.loads((tied / "config.json").read_text())
+    config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
+    (tied / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tied / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tied / "model.safetensors", metadata={"format": "pt"})
+    policy = policy_of(tied)
+    shard = batch.sequences()
+    policy.train([shard], [tiny.totals(shard)])
+    policy.export_hf(tmp_path / "hf")
+    assert load_file(tmp_path / "hf/model.safetensors").keys() == tensors.keys()
+    exported = image_batch.hf_model(tmp_path / "hf")
+    with torch.no_grad():
+        expected = [image_batch.hf_log_probs(exported, sequence) for sequence in shard]
+    for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)

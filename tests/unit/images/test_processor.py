@@ -15,7 +15,7 @@ from PIL import Image as Pillow
 
 from sluice.images.processor import BACKEND, ImageProcessor
 from sluice.runtime.pod_env import ConfigurationError
-from tests.vision_models import FAMILIES, make_model, picture
+from tests.vision_models import TRAINED_FAMILIES, make_model, picture
 
 SIZES = [
     [(64, 64)],
@@ -25,7 +25,7 @@ SIZES = [
 ]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TRAINED_FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), request.param)
 
