@@ -12,6 +12,7 @@ from typing import Any
 
 from sluice_migrate.bash.script import Argument, Script, ScriptCommand
 from sluice_migrate.draft import Draft, ImportFailedError, drop_unused_clip, job_name
+from sluice_migrate.images import OTHER_MEDIA, set_images
 from sluice_migrate.launches import last_launch, report
 from sluice_migrate.lora import lora, take_lora_arguments
 from sluice_migrate.megatron import drop_needless_replay, host_optimizer
@@ -90,8 +91,10 @@ def import_slime(script: Script, source: str) -> Draft:
     lora(draft, take_lora_arguments(settings))
     # The table would report these as unknown: they are translated below.
     settings.used |= set(_LATER)
+    keys = settings.take("--multimodal-keys")
     SLIME.translate(draft, settings)
     _defaults(draft)
+    _images(draft, keys, sft=sft)
     _batches(draft, settings)
     drop_unused_clip(draft)
     drop_needless_replay(draft)
@@ -230,6 +233,26 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     set_field(draft, "evaluation.datasets", data, lambda _: datasets, keep_variables=True)
     if skips:
         draft.set("evaluation.beforeTrain", False, "--skip-eval-before-train")
+
+
+def _images(draft: Draft, keys: Setting | None, *, sft: bool) -> None:
+    """Set data.images from --multimodal-keys, a JSON object of columns by medium."""
+    if keys is None:
+        return
+    try:
+        columns = json.loads(str(keys.value))
+        column = columns.pop("image", None)
+    except (ValueError, AttributeError, TypeError):
+        why = 'expected a JSON object such as {"image": "images"}; see data.images'
+        draft.note("not translated", keys.shown, why, keys.line)
+        return
+    if columns:
+        draft.note("not translated", keys.shown, OTHER_MEDIA, keys.line)
+    if column and sft:
+        why = "rows with given answers cannot have images yet"
+        draft.note("not translated", keys.shown, why, keys.line)
+    elif column:
+        set_images(draft, keys, column=str(column))
 
 
 def _defaults(draft: Draft) -> None:

@@ -73,7 +73,6 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--rollout-shuffle": Field("data.shuffle", as_boolean),
     "--rollout-seed": Field("data.seed", as_integer),
     "--rollout-max-prompt-len": Field("data.maxPromptTokens", as_integer),
-    "--multimodal-keys": Unsupported("sluice trains on text only"),
     "--data-source-path": Unsupported(
         "write a function that yields rows in place of a DataSource: data.prompts[].source"
     ),

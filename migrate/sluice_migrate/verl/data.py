@@ -1,11 +1,13 @@
 """Translates verl's prompts, and the agent loop that plays them.
 
-Rows with images, sound or video are reported as not supported.
+Rows with images make the job one of a vision-language model; sound and video are reported as not
+supported.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,7 +15,8 @@ from ruamel.yaml.error import YAMLError
 
 from sluice.api.schema import yaml_text
 from sluice_migrate.draft import Draft, ImportFailedError
-from sluice_migrate.translation import Setting, Settings, set_field
+from sluice_migrate.images import COLUMN, OTHER_MEDIA, set_images
+from sluice_migrate.translation import Setting, Settings, as_integer, set_field
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 # Names of models and data sets with images.
@@ -93,20 +96,71 @@ def with_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def check_modality_and_agents(draft: Draft, settings: Settings) -> None:
-    """Report rows that are not text; translate the agent loop."""
-    if reason := _multimodal_setting(settings):
-        why = "sluice trains on text only; it refuses rows with images, sound or video"
-        draft.note("not translated", reason.shown, why, reason.line)
+def check_media_and_agents(draft: Draft, settings: Settings) -> None:
+    """Report rows with sound or video; translate the agent loop."""
+    for name in ("data.video_key", "data.audio_key"):
+        setting = settings.take(name)
+        if setting and setting.explicit and setting.value:
+            draft.note("not translated", setting.shown, OTHER_MEDIA, setting.line)
     _agents(draft, settings)
 
 
-def _multimodal_setting(settings: Settings) -> Setting | None:
-    """Return the setting that shows that rows have images, sound or video, if any."""
-    for name in ("data.image_key", "data.video_key", "data.audio_key"):
-        setting = settings.get(name)
-        if setting and setting.explicit and setting.value:
-            return setting
+def report_answers_with_images(draft: Draft, settings: Settings) -> None:
+    """Report that rows with given answers cannot have images."""
+    if reason := image_setting(settings):
+        why = "rows with given answers cannot have images yet"
+        draft.note("not translated", reason.shown, why, reason.line)
+
+
+def with_image_engine(draft: Draft, settings: Settings) -> Settings:
+    """Return settings with the engine that takes images, if rows have some."""
+    name = f"{_ROLLOUT}.name"
+    engine = settings.get(name)
+    if engine is None or engine.value != "vllm" or image_setting(settings) is None:
+        return settings
+    why = "vLLM gets no images from sluice, so the engine is SGLang"
+    draft.note("not translated", engine.shown, why, engine.line)
+    settings[name] = replace(engine, values=("sglang",))
+    return settings
+
+
+def images(draft: Draft, settings: Settings) -> None:
+    """Set data.images and what is trained of the model, if rows have images.
+
+    Call it when trainer.backend is set.
+    """
+    key, most = settings.take("data.image_key"), settings.take(f"{_ROLLOUT}.limit_images")
+    pixels = settings.take("data.mm_processor_kwargs.max_pixels")
+    frozen = settings.on("actor_rollout_ref.actor.freeze_vision_tower")
+    reason = image_setting(settings)
+    column = str(key.value) if key and key.value else COLUMN
+    if reason is None:
+        return
+    set_images(draft, reason, column=column)
+    if reason is not key:
+        draft.note(
+            "check",
+            "data.images",
+            "a name of the model or the data says that rows have images; leave it out if they are "
+            "text",
+            reason.line,
+        )
+    for setting, field in ((most, "maxPerPrompt"), (pixels, "maxPixels")):
+        set_field(draft, f"data.images.{field}", setting, as_integer)
+    if not frozen and draft.get("trainer.lora") is None:
+        draft.set("trainer.freeze", [], "freeze_vision_tower=False")
+        draft.note(
+            "other default",
+            "trainer.freeze",
+            "[]: verl trains the vision tower unless freeze_vision_tower is set",
+        )
+
+
+def image_setting(settings: Settings) -> Setting | None:
+    """Return the setting that shows that rows have images, if any."""
+    setting = settings.get("data.image_key")
+    if setting and setting.explicit and setting.value:
+        return setting
     for name in _MODEL_AND_DATA:
         setting = settings.get(name)
         if setting and _MULTIMODAL.search(str(setting.value)):

@@ -32,10 +32,13 @@ from sluice_migrate.verl.async_training import (
 )
 from sluice_migrate.verl.data import (
     as_list,
-    check_modality_and_agents,
+    check_media_and_agents,
     columns_of,
+    images,
+    report_answers_with_images,
     set_prompts,
     train_files,
+    with_image_engine,
     with_names,
 )
 from sluice_migrate.verl.engines import with_engine
@@ -115,8 +118,9 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     entry = trainer_of(entry, unresolved)
     settings = with_defaults(Settings(resolved(unresolved)), entry)
     draft = Draft(job_name(_name(settings, source)))
-    check_modality_and_agents(draft, settings)
+    check_media_and_agents(draft, settings)
     if is_sft(settings, entry):
+        report_answers_with_images(draft, settings)
         settings.used |= {"--config-name", "--config-path", "-cn", "-cp"}
         return import_sft(draft, settings, train_files(draft, settings))
     _config(draft, settings)
@@ -134,15 +138,18 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     distillation(draft, settings)
     _fsdp(draft, settings)
     host_optimizer(draft, settings, *_HOST_OPTIMIZER, default="0")
+    # Taken before the table, which has no entry for them.
+    settings.used |= _OF_IMAGES
     # These set fields on which batches and placement below depend.
     separate = asynchronous(draft, settings, entry)
     later = {name: settings.take(name) for name in _LATER}
     adapter = take_lora(settings, "actor_rollout_ref.model")
-    with_engine(VERL, draft, settings).translate(draft, settings)
+    with_engine(VERL, draft, with_image_engine(draft, settings)).translate(draft, settings)
     _defaults(draft)
     overlong(draft, settings)
     critic(draft, settings)
     lora(draft, adapter, backend="fsdp")
+    images(draft, settings)
     if not is_fully_async(entry):
         _batches(draft, later)
     drop_unused_clip(draft)
@@ -162,6 +169,15 @@ _LATER = (
     "trainer.critic_warmup",
     *PLACEMENT_KEYS,
 )
+
+
+# Keys that `images` translates once the table has set the backend.
+_OF_IMAGES = {
+    "data.image_key",
+    "data.mm_processor_kwargs.max_pixels",
+    f"{_ACTOR}.freeze_vision_tower",
+    f"{_ROLLOUT}.limit_images",
+}
 
 
 def _name(settings: Settings, source: str) -> str:

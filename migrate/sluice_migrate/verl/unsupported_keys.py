@@ -64,7 +64,6 @@ UNSUPPORTED: dict[str, Translation] = {
     "actor@actor_rollout_ref.actor": _ENGINES,
     f"{_ACTOR}.optim.min_lr_factor": _MIN_RATE,
     f"{_ACTOR}.megatron.use_megatron_fsdp": _off("trainer.backend is megatron or fsdp"),
-    f"{_ACTOR}.freeze_vision_tower": Covered("it only affects images"),
     **_all(
         Covered("data.shuffle and data.seed set the order of prompts"),
         _ACTOR,
@@ -107,7 +106,7 @@ UNSUPPORTED: dict[str, Translation] = {
         _ENGINE,
         _ROLLOUT,
         "cudagraph_capture_sizes logprobs_mode scheduling_policy disable_log_stats "
-        "multi_stage_wake_up layered_summon cast_to_rollout_dtype limit_images mtp "
+        "multi_stage_wake_up layered_summon cast_to_rollout_dtype mtp "
         "enable_sleep_mode standalone_gpu_memory_utilization",
     ),
     f"{_ROLLOUT}.moe_tensor_parallel_size": Unsupported(
@@ -141,7 +140,7 @@ UNSUPPORTED: dict[str, Translation] = {
         "use_shm return_raw_input_ids return_full_prompt filter_overlong_prompts_workers",
     ),
     **_all(
-        Covered("it only affects images, sound and video, which rows cannot have"),
+        Covered("it only affects images, sound and video; see data.images"),
         "data",
         "image_patch_size image_key video_key audio_key "
         "return_multi_modal_inputs mm_processor_kwargs",

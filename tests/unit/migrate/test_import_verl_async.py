@@ -131,27 +131,6 @@ def test_an_engine_wider_than_a_host_spans_several_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "subject"),
-    [
-        ("data.image_key=images", "data.image_key images"),
-        ("data.train_files=/d/geo3k/train.parquet", "data.train_files /d/geo3k/train.parquet"),
-        ("actor_rollout_ref.model.path=/m/Some-VL-7B", "actor_rollout_ref.model.path"),
-    ],
-    ids=["a column", "the data", "the model"],
-)
-def test_rows_with_images_are_reported(setting: str, subject: str) -> None:
-    said = unwrapped(verl(f"{GROUP} {setting}"))
-    assert f"{subject}" in said.partition("sluice trains on text only")[0]
-    assert "text only" in said
-    assert "text only" not in unwrapped(verl(GROUP))
-
-
-def test_rows_with_images_are_reported_for_supervised_runs() -> None:
-    words = "python -m verl.trainer.sft_trainer data.train_files=/d/a model.path=/m/x-vl-2b"
-    assert "sluice trains on text only" in unwrapped(run("verl", words))
-
-
-@pytest.mark.parametrize(
     ("setting", "said"),
     [
         (f"{ROLLOUT}.agent.agent_loop_config_path=loop.yaml", "rollout.function names its class"),
