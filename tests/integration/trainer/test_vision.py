@@ -348,3 +348,16 @@ def test_a_tied_output_layer_follows_the_embedding(
         expected = [image_batch.hf_log_probs(exported, sequence) for sequence in shard]
     for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_bf16_differs_by_rounding_alone(model: Path, batch: Batch) -> None:
+    shard = batch.sequences()
+    reference = image_batch.hf_model(model)
+    with torch.no_grad():
+        expected = [image_batch.hf_log_probs(reference, sequence) for sequence in shard]
+    trained: tuple[list[str] | None, ...] = (None, [])
+    for freeze in trained:
+        policy = policy_of(model, trainer={"precision": "bf16", "freeze": freeze})
+        for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
+            assert float((actual - wanted).abs().max()) < 0.1
+        policy.train([shard], [tiny.totals(shard)])
