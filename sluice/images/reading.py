@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import io
 import math
 import re
@@ -51,10 +52,17 @@ _BASE64 = re.compile(r"(?:iVBORw0KGgo|/9j/|UklGR|R0lGOD|Qk|SUkq|TU0A)[A-Za-z0-9+
 _DATA_URL = re.compile(r"data:([^,;]*)(?:;[^,;]+=[^,;]*)*;base64,", re.IGNORECASE)
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _LONGEST_SHOWN = 80
+# Errors of a disk or of a file system on a network, rather than of a path.
+_OF_STORAGE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN}
+_OF_STORAGE |= {errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 class ImageError(ValueError):
     """An image cannot be used. The message says why; the caller knows the row."""
+
+
+class ImageUnavailableError(ImageError):
+    """An image cannot be read now, because of the storage that it is on. It may be later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +182,7 @@ def read_image(raw: RawImage, directory: Path, limits: ImageLimits) -> Image:
     try:
         return stored_image(_file_bytes(raw, directory, limits), limits)
     except ImageError as error:
-        raise ImageError(f"{raw.name}: {error}") from error
+        raise type(error)(f"{raw.name}: {error}") from error
 
 
 def read_header(raw: RawImage, directory: Path, limits: ImageLimits) -> Header:
@@ -185,7 +193,7 @@ def read_header(raw: RawImage, directory: Path, limits: ImageLimits) -> Header:
         with _open_file(raw.source, directory, max_bytes(limits)) as file:
             return _header(file)
     except ImageError as error:
-        raise ImageError(f"{raw.name}: {error}") from error
+        raise type(error)(f"{raw.name}: {error}") from error
 
 
 def _file_bytes(raw: RawImage, directory: Path, limits: ImageLimits) -> bytes:
@@ -247,12 +255,15 @@ def _open_file(path: Path, directory: Path, most: int) -> Iterator[IO[bytes]]:
         _check_bytes(status.st_size, most)
         with place.open("rb") as file:
             yield file
+    except ImageError:
+        raise
     except FileNotFoundError as error:
         raise ImageError(f"{place}: no such file") from error
-    except (OSError, ValueError) as error:  # a null byte in the path is a ValueError
-        if isinstance(error, ImageError):
-            raise
-        raise ImageError(f"{place}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        kind = ImageUnavailableError if error.errno in _OF_STORAGE else ImageError
+        raise kind(f"{place}: {error.strerror or error}") from error
+    except ValueError as error:  # a null byte in the path
+        raise ImageError(f"{place}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,8 @@ def _schema() -> Any:
         "weight_versions": list_(span),
         "routed_experts": list_(list_(uint16())),
         "seat": string(),
+        "images": list_(string()),
+        "image_tokens": int32(),
     }
     return schema(
         {
@@ -168,6 +170,8 @@ def _tokens(sequence: TokenSequence) -> dict[str, Any]:
         if sequence.routed_experts is None
         else list(sequence.routed_experts),
         "seat": sequence.seat,
+        "images": sequence.images,
+        "image_tokens": sequence.image_tokens,
     }
 
 
@@ -215,4 +219,6 @@ def _sequence(row: dict[str, Any]) -> dict[str, Any]:
         if experts is None
         else compact(np.asarray(experts, dtype=np.uint16)),
         "seat": row.get("seat") or "",
+        "images": list(row.get("images") or ()),
+        "image_tokens": row.get("image_tokens") or 0,
     }

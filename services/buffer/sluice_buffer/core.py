@@ -226,6 +226,9 @@ class Buffer:
     def refuse_row(self, key: GroupKey, attempt: int, why: str) -> None:
         self.images.refuse(key, attempt, why)
 
+    def postpone_row(self, key: GroupKey, attempt: int, why: str) -> None:
+        self.images.postpone(key, attempt, why)
+
     def put_image(self, lease_id: str, image: Image) -> None:
         self.images.put(lease_id, image, self.capacity.free_bytes())
 

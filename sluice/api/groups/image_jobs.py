@@ -35,6 +35,13 @@ IMAGES_ACROSS_GROUPS = (
     ),
     requires(
         _IMAGES,
+        ~field("debug.replay").is_set,
+        "dumped rollouts name their images and do not hold them: with data.images leave "
+        "debug.replay out",
+        "debug.replay",
+    ),
+    requires(
+        _IMAGES,
         field("weightSync.lora") != "adapter",
         "engines serve no adapter of a model with images: with data.images set weightSync.lora: "
         "merged",

@@ -6,12 +6,14 @@ buffer at the end.
 """
 
 import asyncio
+import json
 import os
 import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -19,6 +21,7 @@ import pytest
 
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from tests.images import png
 from tests.unit.buffer.buffer_tools import BufferProcess, Client, make_group, make_sample
 
 T = TypeVar("T")
@@ -45,6 +48,8 @@ class Load:
     attempt: int = 1
     kills: int = 0
     done: bool = False
+    # Files of the images of the rows, by digest.
+    files: dict[str, bytes] = field(default_factory=dict)
 
     async def call(self, method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
         """A client's method, repeated while the buffer is away."""
@@ -90,6 +95,8 @@ class Load:
         )
         nonce = self.random.randbytes(3) + b"\0"
         group.samples[0].tokens = group.samples[0].tokens[:4] + nonce + group.samples[0].tokens[8:]
+        for sample in group.samples:
+            sample.images.extend(leased.prompt.images)
         return group
 
     async def _submit(self, groups: list[common.SampleGroup]) -> None:
@@ -120,10 +127,19 @@ class Load:
             assert self.trained.setdefault(step, tokens) == tokens, (
                 f"the samples of batch {step} have changed"
             )
+            await self._check_images(shards)
             await self.call(Client.commit, step, attempt)
             self.committed = step
             await self._sometimes_checkpoint_or_restart()
         self.done = True
+
+    async def _check_images(self, shards: list[list[common.SampleGroup]]) -> None:
+        """All images of a batch are there, as they were when their prompts were leased."""
+        samples = [sample for shard in shards for group in shard for sample in group.samples]
+        digests = sorted({digest for sample in samples for digest in sample.images})
+        assert bool(digests) == bool(self.files)
+        for image in await self.call(Client.images, digests):
+            assert image.data == self.files[image.digest]
 
     async def _sometimes_checkpoint_or_restart(self) -> None:
         if self.random.random() < 0.25:
@@ -167,6 +183,7 @@ class Load:
                         f"group {group_id} is not what was acknowledged"
                     )
         assert stats.depth + len(ids) >= len(self.stored)
+        assert stats.images <= len(self.files)
 
 
 async def run(load: Load) -> None:
@@ -182,9 +199,23 @@ def seeds() -> list[int]:
     return [int(setting)] if setting else [random.SystemRandom().randrange(1 << 30)]
 
 
+def write_rows(path: Path, rows: int) -> dict[str, bytes]:
+    """Write rows with one or two of few images each; return the files by digest."""
+    images = [png(20 * (i + 1), 30, seed=i) for i in range(12)]
+    for number, image in enumerate(images):
+        (path.parent / f"{number}.png").write_bytes(image.data)
+    with path.open("w") as file:
+        for row in range(rows):
+            names = [f"{(row + i) % len(images)}.png" for i in range(1 + row % 2)]
+            prompt = [{"role": "user", "content": "<image>" * len(names)}]
+            file.write(json.dumps({"prompt": prompt, "label": "", "images": names}) + "\n")
+    return {image.digest: image.data for image in images}
+
+
+@pytest.mark.parametrize("images", [False, True], ids=["text", "images"])
 @pytest.mark.parametrize("seed", seeds(), ids=["seed"])
 async def test_kill_9_under_load_loses_nothing(
-    make_server: Callable[..., BufferProcess], seed: int
+    make_server: Callable[..., BufferProcess], tmp_path: Path, seed: int, images: bool
 ) -> None:
     print(f"SLUICE_CRASH_SEED={seed}")
     changes: dict[str, Any] = {
@@ -197,8 +228,12 @@ async def test_kill_9_under_load_loses_nothing(
         "trainer__steps": 100_000,
         "buffer__leaseSeconds": 1.0,
     }
+    files = {}
+    if images:
+        files = write_rows(tmp_path / "rows.jsonl", 400)
+        changes |= {"data__images": {}, "data__prompts": [{"path": str(tmp_path / "rows.jsonl")}]}
     server = make_server(**changes)
     server.start()
-    load = Load(server, random.Random(seed), time.monotonic() + 60)
+    load = Load(server, random.Random(seed), time.monotonic() + 60, files=files)
     await run(load)
     await load.check()

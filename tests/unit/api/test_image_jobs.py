@@ -61,6 +61,11 @@ def test_a_job_with_images_needs_one_field() -> None:
             id="adapters in the engine",
         ),
         pytest.param(
+            {"debug": {"replay": "/rollouts"}},
+            "dumped rollouts name their images and do not hold them",
+            id="a replay",
+        ),
+        pytest.param(
             {"trainer": {"backend": "megatron"}},
             "with data.images set trainer.backend: fsdp",
             id="Megatron",

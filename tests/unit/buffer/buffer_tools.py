@@ -414,6 +414,15 @@ class Client:
         request = pb.GetExamplesRequest(version=version, dataset=dataset)
         return await _groups(self.stub.GetExamples(request, timeout=60.0, metadata=self.metadata))
 
+    async def images(self, digests: list[str]) -> list[common.Image]:
+        request = pb.GetImagesRequest(digests=digests)
+        assembler, call = (
+            codec.Assembler(),
+            self.stub.GetImages(request, timeout=60.0, metadata=self.metadata),
+        )
+        whole = [assembler.add(chunk) async for chunk in call]
+        return [common.Image.FromString(data) for data in whole if data is not None]
+
     async def failures(self, after: int = 0) -> list[pb.Failure]:
         return list((await self._call("GetFailures", pb.GetFailuresRequest(after=after))).failures)
 

@@ -8,7 +8,7 @@ from sluice.images.image import Image
 from sluice.wire.v1 import buffer_pb2 as bpb
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import CallError
-from sluice_buffer.group import GroupState, parse_lease_id
+from sluice_buffer.group import TRAINING, GroupKey, GroupState, parse_lease_id
 from sluice_buffer.rules.admission import MAX_FAILURES
 from sluice_buffer.sources.prompts import PromptWithImages
 from sluice_buffer.state.storage import StorageFullError
@@ -104,6 +104,17 @@ def test_a_group_that_fails_for_good_gives_its_images_up(make_buffer: MakeBuffer
         assert kept(buffer) == digests(leased)
         buffer.give_back(leased, failure="EngineError: engine answered 500")
     assert kept(buffer) == set()
+
+
+def test_a_group_whose_storage_is_at_fault_waits_before_it_fails(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer()
+    for attempt in range(1, MAX_FAILURES + 1):
+        assert buffer.counters["groups_failed"] == 0
+        [leased] = buffer.lease()
+        assert leased.prompt.group_id == 0
+        buffer.core.postpone_row(GroupKey(TRAINING, 0), attempt, "rows.jsonl:1: a.png: I/O error")
+        buffer.sync()
+    assert buffer.counters["groups_failed"] == 1
 
 
 def test_a_waiting_group_keeps_its_images(make_buffer: MakeBuffer) -> None:

@@ -1,7 +1,9 @@
 """Images of rows: every form that a row may hold, and the form that is stored."""
 
 import base64
+import errno
 import io
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from sluice.api.groups.data import ImageLimits
 from sluice.images.image import Image
 from sluice.images.reading import (
     ImageError,
+    ImageUnavailableError,
     check_stored,
     raw_image,
     read_header,
@@ -129,6 +132,24 @@ def test_a_file_that_cannot_be_read_says_why(value: Any, reason: str, tmp_path: 
     (directory / "sub").mkdir(parents=True)
     with pytest.raises(ImageError, match=reason):
         read_image(raw_image(value, "images[0]"), directory, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EIO, ImageUnavailableError), (errno.EACCES, ImageError)],
+    ids=["storage", "path"],
+)
+def test_a_fault_of_the_storage_is_told_from_one_of_the_path(
+    number: int, kind: type[ImageError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "stat", fails)
+    for read in (read_image, read_header):
+        with pytest.raises(ImageError, match=r"^images\[0\]: /.*/a.png: ") as raised:
+            read(raw_image("a.png", "images[0]"), tmp_path, LIMITS)
+        assert type(raised.value) is kind
 
 
 def test_links_in_the_directory_are_followed(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def groups() -> list[SampleGroup]:
     whole.reward_parts, whole.metadata = {"score": 0.1}, {"turns": [{"by": "model", "length": 2}]}
     whole.teacher_log_probs = np.array([-0.3, -2.5e-7, 0.0], np.float32)
     whole.routed_experts = np.array([[1, 0], [2, 3]], np.uint8)
+    whole.images, whole.image_tokens = ["0a" * 32], 3
     branch = TokenSequence(tokens=np.array([5, 6, 7], np.int32))
     branch.append([1, 2], [-0.2, -3e-7], [WeightSpan(3, 0, 2)])
     whole.branches = [branch]
@@ -62,6 +63,7 @@ def test_a_dumped_step_is_read_back(tmp_path: Path) -> None:
             np.testing.assert_array_equal(sequence.routed_experts, other.routed_experts)
             assert sequence.weight_versions == other.weight_versions
             assert sequence.response_length == other.response_length
+            assert (sequence.images, sequence.image_tokens) == (other.images, other.image_tokens)
         for name in (
             "index",
             "response",

@@ -18,6 +18,7 @@ from sluice.data.rows import RowError
 from sluice.images.image import Image
 from sluice.images.reading import BYTES_PER_PIXEL, ImageError, check_stored, max_bytes
 from sluice.samples.sample import SampleError
+from sluice.telemetry import logs
 from sluice.wire import codec
 from sluice.wire.frames import length_field
 from sluice.wire.image_client import MAX_DIGESTS
@@ -29,11 +30,14 @@ from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.serving.ingest import PIECE_SECONDS
 from sluice_buffer.serving.readback import GrantedLease, granted_lease
+from sluice_buffer.sources.prompts import RowUnavailableError
 from sluice_buffer.state.images import ImageHead, parse_digest
 from sluice_buffer.state.storage import Storage
 
 # Rows whose images are read at the same time.
 ROWS_AT_ONCE = 4
+# Pause after an image could not be read because of its storage.
+UNAVAILABLE_SECONDS = 10.0
 # Memory of a row that is being parsed, per byte of it.
 _PARSED = 4
 # Bytes of an Image message beside its data.
@@ -61,7 +65,8 @@ class LeaseImages:
     async def read(self, key: GroupKey, attempt: int) -> GrantedLease | None:
         """Return a lease with its prompt; None if it is over or its row cannot be read.
 
-        A row that cannot be read fails its group, with the place in the file as the reason.
+        A row that cannot be read fails its group, with the place in the file as the reason. If the
+        storage of its images is at fault, the group waits again, and fails at the fifth time.
         """
         buffer = self._committer.buffer
         record = buffer.memory.images.groups.get(key)
@@ -69,6 +74,11 @@ class LeaseImages:
         async with self._reading:
             try:
                 message = await self._stored(key, attempt, stored)
+            except RowUnavailableError as error:
+                logs.get().warning("images cannot be read", error=str(error))
+                await asyncio.sleep(UNAVAILABLE_SECONDS)
+                await self._committer.run(partial(buffer.postpone_row, key, attempt, str(error)))
+                return None
             except RowError as error:
                 await self._committer.run(partial(buffer.refuse_row, key, attempt, str(error)))
                 return None

@@ -19,6 +19,7 @@ from sluice.images.image import Image, with_digests
 from sluice.images.reading import (
     BYTES_PER_PIXEL,
     ImageError,
+    ImageUnavailableError,
     RawImage,
     read_header,
     read_image,
@@ -36,6 +37,10 @@ T = TypeVar("T")
 # First rows of a source whose images are read at the start. The job is refused at once if all of
 # them fail.
 TRIED_ROWS = 8
+
+
+class RowUnavailableError(RowError):
+    """A row cannot be read now, because of the storage of its images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,10 @@ class _LocatedRow:
         try:
             return [use(raw, directory) for raw in row.images]
         except ImageError as error:
-            raise RowError(f"{self.table.where(self.at)}: {error}") from error
+            unavailable = isinstance(error, ImageUnavailableError)
+            raise (RowUnavailableError if unavailable else RowError)(
+                f"{self.table.where(self.at)}: {error}"
+            ) from error
 
 
 class Prompts:

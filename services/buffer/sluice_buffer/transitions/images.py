@@ -60,6 +60,12 @@ class Images:
         if group is not None:
             self.give_up(key, group, why)
 
+    def postpone(self, key: GroupKey, attempt: int, why: str) -> None:
+        """Take back the lease of a group whose images cannot be read now."""
+        group = self._leased(key, attempt)
+        if group is not None:
+            self.leases.release(key, group, why)
+
     def put(self, lease_id: str, image: Image, free_bytes: int) -> None:
         """Store an image that samples of a leased group will refer to.
 
