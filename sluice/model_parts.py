@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLE = "model.safetensors"
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors has the same limit
 _LAYER = re.compile(r"((?:model\.|language_model\.)*layers\.(\d+))\.")
+# Tensors of the vision side, and those between its tower and the language model.
+_VISION = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
+_PROJECTOR = re.compile(r"(^|\.)(merger|deepstack_merger_list|multi_modal_projector)\.")
 _FURTHER_TOKENS = re.compile(r"((?:model\.)?mtp)\.")
 # Modules of a language model inside a multimodal one, after `model.`.
 _LANGUAGE = {"language_model", "text_model", "layers", "embed_tokens", "norm", "lm_head"}
@@ -66,15 +69,24 @@ def _kept_part(name: str, config: Mapping[str, Any]) -> str:
     return name[: name.index(module) + len(module)]
 
 
-def kept_parts_of(directory: Path) -> dict[str, int]:
+def kept_parts_of(directory: Path, trained: Collection[str] = ()) -> dict[str, int]:
     """Return the `kept_parts` of a checkpoint; empty if its tensors have no index or header.
 
-    Raises ValueError if the file with the tensors is damaged.
+    trained: parts of the vision side that are trained, too (`vision_part`). Raises ValueError if
+    the file with the tensors is damaged.
     """
     config = directory / "config.json"
     if not config.is_file():
         return {}
-    return kept_parts(json.loads(config.read_text()), _tensor_names(directory))
+    names = _tensor_names(directory)
+    if trained:
+        names = [n for n in names if not _VISION.match(n) or vision_part(n) not in trained]
+    return kept_parts(json.loads(config.read_text()), names)
+
+
+def vision_part(name: str) -> Literal["vision", "projector"]:
+    """Return the part of a tensor on the vision side of a model: tower or projector."""
+    return "projector" if _PROJECTOR.search(name) else "vision"
 
 
 def _tensor_names(directory: Path) -> list[str]:

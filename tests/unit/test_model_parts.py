@@ -138,3 +138,28 @@ def test_an_engine_reads_the_parts_that_the_trainer_does_not_send(
     assert added(text, "--load-format", "dummy") == []
     assert added(pictures, "--load-format", "runai_streamer") == []
     assert added(Path("Qwen/Qwen3-0.6B"), "--load-format", "dummy") == []
+
+
+@pytest.mark.parametrize(
+    ("trained", "parts"),
+    [
+        (set(), {"model.visual": 3, "mtp": 1}),
+        ({"projector"}, {"model.visual": 1, "mtp": 1}),
+        ({"vision", "projector"}, {"mtp": 1}),
+    ],
+    ids=["none", "projector", "both"],
+)
+def test_trained_parts_of_the_vision_side_are_not_kept(
+    tmp_path: Path, trained: set[str], parts: dict[str, int]
+) -> None:
+    names = [
+        "model.language_model.norm.weight",
+        "model.visual.blocks.0.norm1.weight",
+        "model.visual.merger.norm.weight",
+        "model.visual.deepstack_merger_list.0.norm.weight",
+        "mtp.fc.weight",
+    ]
+    (tmp_path / "config.json").write_text(json.dumps(PICTURES))
+    index = {"weight_map": dict.fromkeys(names, "model-1.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert kept_parts_of(tmp_path, trained) == parts

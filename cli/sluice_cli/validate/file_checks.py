@@ -149,7 +149,8 @@ def _note_kept_parts(findings: Findings, spec: RLJobSpec) -> None:
     A damaged file is a problem.
     """
     try:
-        parts = kept_parts_of(Path(spec.model.path))
+        trained = spec.trainer.trained_parts if spec.data.images else ()
+        parts = kept_parts_of(Path(spec.model.path), trained)
     except ValueError as error:
         findings.problems.append(f"spec.model.path: {error}")
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice.api.groups.trainer import VisionPart
+from sluice.model_parts import vision_part
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 # Kinds of layers that depend on positions in a row only through the attention mask. Others (gated
@@ -18,8 +18,6 @@ from sluice_trainer.model.unsupported import UnsupportedModelError
 _PACKABLE = {"full_attention", "sliding_attention"}
 # Attribute of a model with the trained parts of its vision side.
 _TRAINED_PARTS = "_sluice_trained_parts"
-# Layers between the tower and the decoder.
-_PROJECTOR = re.compile(r"\.(merger|deepstack_merger_list|multi_modal_projector)\.")
 # Model types whose masks ignore positions in transformers 5.12.
 _ALONE = {"gpt_oss"}
 
@@ -56,18 +54,15 @@ def kept_parameters(model: Any) -> set[str]:
     named = (*model.named_parameters(), *model.named_buffers())
     parts: frozenset[VisionPart] = getattr(model, _TRAINED_PARTS, frozenset())
     return {
-        name for name, tensor in named if id(tensor) not in trained and part_of(name) not in parts
+        name
+        for name, tensor in named
+        if id(tensor) not in trained and vision_part(name) not in parts
     }
 
 
 def train_parts(model: Any, parts: Collection[VisionPart]) -> None:
     """Note which parts of a vision-language model the job trains besides its language model."""
     setattr(model, _TRAINED_PARTS, frozenset(parts))
-
-
-def part_of(name: str) -> VisionPart:
-    """Return the part of a parameter that does not belong to the language model."""
-    return "projector" if _PROJECTOR.search(name) else "vision"
 
 
 def kept_modules(model: Any) -> list[str]:

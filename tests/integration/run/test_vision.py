@@ -1,0 +1,65 @@
+"""`sluice run` of the example with images: rows, engine and trainer see the same images."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.run.laptop import ROOT, Laptop, processes_of, values
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    directory = tmp_path / "vision"
+    shutil.copytree(
+        ROOT / "examples/vision",
+        directory,
+        ignore=shutil.ignore_patterns("*.jsonl", "model", "images", "__pycache__"),
+    )
+    subprocess.run(
+        [sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=120
+    )
+    return directory
+
+
+def test_engine_and_trainer_see_the_same_images_through_a_killed_trainer(
+    example: Path, tmp_path: Path
+) -> None:
+    run = Laptop(
+        example,
+        tmp_path / "run",
+        "rollout.batchSize=8",
+        "trainer.steps=5",
+        "checkpoint.everySteps=2",
+        "checkpoint.exportHF=true",
+        "evaluation.everySteps=5",
+    )
+    run.start()
+    run.until_step(3)
+    run.kill("trainer")
+    assert run.wait(280) == 0, run.text()[-3000:]
+    summary, records = run.summary(), run.steps()
+    assert summary["state"] == "Succeeded", run.text()[-2000:]
+    assert summary["groups_lost"] == summary["groups_failed"] == 0
+    assert list(records) == [1, 2, 3, 4, 5]
+    assert processes_of(run.directory) == []
+
+    # Equal log-probs mean equal tokens, pixels and positions, and weights that arrived.
+    assert max(values(records.values(), "train/train_rollout_logprob_abs_diff_max")) < 1e-4
+    # The question has 23 tokens besides those of its image, of which there are one to nine.
+    for length in values(records.values(), "rollout/total_lengths"):
+        assert 24 < length < 50
+    before = load_file(example / "model/model.safetensors")
+    (exported,) = run.directory.rglob("hf/model.safetensors")
+    after = load_file(exported)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]) == (".visual." in name), name
