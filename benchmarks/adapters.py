@@ -50,6 +50,8 @@ from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.sender import WeightSender
 
 GPUS = torch.cuda.device_count()
+# As in every engine and trainer: NCCL cannot share memory between processes that differ in it.
+NVLINK = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 KEY = "5a" * 32
 PROMPT = 64
 GRAPHS = "--disable-piecewise-cuda-graph --cuda-graph-max-bs {}"
@@ -73,6 +75,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="file of the result")
     options = parser.parse_args()
+    if GPUS:  # of this process, the trainer's: its threads and NCCL then know no other one
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "1", **NVLINK}
     with tempfile.TemporaryDirectory() as directory:
         rates = asyncio.run(measure(options, Path(directory)))
     machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
@@ -136,8 +140,8 @@ async def engine(
     """Run a server on the first GPU; yield its port."""
     port = free_port()
     room = str(2 * options.requests * (PROMPT + options.tokens))
-    on_first = {"CUDA_VISIBLE_DEVICES": "0"} if GPUS else {}
-    os.environ |= on_first | variables
+    own = dict(os.environ)
+    os.environ |= ({"CUDA_VISIBLE_DEVICES": "0"} if GPUS else {}) | variables
     try:
         server = small_engine(
             directory / "model",
@@ -149,8 +153,8 @@ async def engine(
             cpu=not GPUS,
         )
     finally:
-        for name in on_first | variables:
-            del os.environ[name]
+        os.environ.clear()
+        os.environ |= own
     try:
         async with Probe(f"http://127.0.0.1:{port}") as probe:
             await server.ready(probe, 400)
@@ -209,8 +213,6 @@ async def pool(options: argparse.Namespace, directory: Path) -> AsyncIterator[di
 async def job(options: argparse.Namespace, number: int, port: int) -> AsyncIterator[Client]:
     """Join a pool as a job's trainer and worker do, and send an adapter."""
     credential = pool_credential.credential(KEY, f"bench/job-{number}", 1)
-    if GPUS:  # NCCL's communicator is one of the process's current device
-        torch.cuda.set_device(1)
     backend = "nccl" if GPUS else "gloo"
     sync = WeightSync.model_validate(
         {"transport": backend, "lora": "adapter", "pauseMode": "versions"}
@@ -240,7 +242,7 @@ async def job(options: argparse.Namespace, number: int, port: int) -> AsyncItera
             plan = await sender.plan(1, joiners_only=False)
             await sender.prepare(1, plan.engines)
             await sender.pause()
-            tensors = adapter(options, number, "cuda:1" if GPUS else "cpu")
+            tensors = adapter(options, number, "cuda" if GPUS else "cpu")
             for bucket in buckets(tensors, 1 << 30, Layout()):
                 await sender.send(bucket)
             outcome = await sender.finish()
