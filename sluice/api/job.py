@@ -60,6 +60,7 @@ _SAMPLES = "(self.algorithm.loss.?type.orValue('') == 'sft' ? 1 : self.rollout.s
 _SEQUENCES = f"self.rollout.batchSize * {_SAMPLES}"
 
 
+_SGLANG = field("rollout.engine") == "sglang"
 _VLLM = field("rollout.engine") == "vllm"
 _ADAPTER_SYNC = field("weightSync.lora") == "adapter"
 
@@ -183,15 +184,22 @@ class RLJobSpec(Model):
             "weightSync.enginePlugin",
         ),
         requires(
+            field("trainer.colocate").is_true,
+            field("rollout.engine") != "transformers",
+            "the engine transformers cannot give its memory to the trainer: leave colocate out, or "
+            "choose rollout.engine sglang",
+            "trainer.colocate",
+        ),
+        requires(
             field("trainer.routingReplay") == "rollout",
-            ~_VLLM,
+            _SGLANG,
             "routingReplay: rollout needs an engine that reports its routing: choose "
             "rollout.engine sglang",
             "trainer.routingReplay",
         ),
         requires(
             field("trainer.deterministic").is_true & (field("trainer.gpusPerNode") > 0),
-            ~_VLLM
+            _SGLANG
             & field("weightSync.enginePlugin").is_true
             & (field("rollout.gpusPerReplica") == 1)
             & (field("rollout.nodesPerReplica") == 1),
@@ -218,7 +226,7 @@ class RLJobSpec(Model):
         ),
         requires(
             _ADAPTER_SYNC,
-            ~_VLLM & field("weightSync.enginePlugin").is_true,
+            _SGLANG & field("weightSync.enginePlugin").is_true,
             "only sglang with weightSync.enginePlugin takes adapters: set weightSync.lora: merged",
             "weightSync.lora",
         ),

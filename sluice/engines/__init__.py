@@ -5,11 +5,16 @@ from __future__ import annotations
 from sluice.api import RLEnginePoolSpec, RLJobSpec
 from sluice.engines.protocol import Engine, PoolLaunch
 from sluice.engines.sglang import Sglang
+from sluice.engines.transformers import Transformers
 from sluice.engines.vllm import Vllm
 
 _SGLANG = Sglang()
 # By the value of `rollout.engine`.
-_ENGINES: dict[str, Engine] = {"sglang": _SGLANG, "vllm": Vllm()}
+_ENGINES: dict[str, Engine] = {
+    "sglang": _SGLANG,
+    "vllm": Vllm(),
+    "transformers": Transformers(),
+}
 # Engines that serve the adapters of several jobs, by the value of `engine` of an RLEnginePool.
 _POOL_LAUNCHES: dict[str, PoolLaunch] = {"sglang": _SGLANG.launch}
 # Names of engines, and of the distributions that they are installed from.

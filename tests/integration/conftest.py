@@ -10,10 +10,11 @@ import pytest
 
 from tests.integration.engines import Sglang, save_model
 from tests.integration.rendezvous_server import Rendezvous
+from tests.integration.transformers_engine import TransformersServer
 from tests.integration.vllm_engine import PYTHON, VllmServer
 from tests.tools import missing
 
-Server = Sglang | VllmServer
+Server = Sglang | VllmServer | TransformersServer
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +58,19 @@ def _vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vll
         server.kill()
 
 
-@pytest.fixture(params=["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture(scope="session")
+def _transformers(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TransformersServer]:
+    server = TransformersServer(model, tmp_path_factory.mktemp("transformers") / "log")
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(params=["sglang", "transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
 def server(request: pytest.FixtureRequest) -> Server:
     """Each of the engines, with the weights of `model`, as version 0."""
     served: Server = request.getfixturevalue(f"_{request.param}")

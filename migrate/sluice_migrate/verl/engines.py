@@ -1,4 +1,4 @@
-"""Translates options of verl's engine to rollout.engineArgs of SGLang or vLLM."""
+"""Translates options of verl's engine to rollout.engineArgs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,20 @@ VLLM: dict[str, Translation] = {
     f"{_ROLLOUT}.enable_chunked_prefill": Field(f"{_ARGS}.enable-chunked-prefill", as_boolean),
     f"{_ROLLOUT}.enable_prefix_caching": Field(f"{_ARGS}.enable-prefix-caching", as_boolean),
 }
-_ENGINES = {"sglang": SGLANG, "vllm": VLLM}
+_NO_CACHE = Covered("the engine transformers has nothing to reserve or to compile")
+TRANSFORMERS: dict[str, Translation] = {
+    f"{_ROLLOUT}.gpu_memory_utilization": _NO_CACHE,
+    f"{_ROLLOUT}.max_model_len": _NO_CACHE,
+    f"{_ROLLOUT}.max_num_seqs": Field(f"{_ARGS}.max-running-requests", as_integer),
+    f"{_ROLLOUT}.max_num_batched_tokens": _NO_CACHE,
+    f"{_ROLLOUT}.enforce_eager": _NO_CACHE,
+    f"{_ROLLOUT}.expert_parallel_size": _NO_CACHE,
+    f"{_ROLLOUT}.enable_chunked_prefill": _NO_CACHE,
+    f"{_ROLLOUT}.enable_prefix_caching": _NO_CACHE,
+}
+_ENGINES = {"sglang": SGLANG, "vllm": VLLM, "transformers": TRANSFORMERS}
+# Values of `rollout.engine`, by verl's names.
+_NAMES = {"vllm": "vllm", "hf": "transformers"}
 
 
 def with_engine(table: Table, draft: Draft, settings: Settings) -> Table:
@@ -75,15 +88,17 @@ def with_engine(table: Table, draft: Draft, settings: Settings) -> Table:
     name = _MANDATORY if setting is None else str(setting.value)
     if name == "vllm":
         set_field(draft, "rollout.engine", setting, str)
+    elif name == "hf":
+        set_field(draft, "rollout.engine", setting, lambda _: "transformers")
     elif name not in ("sglang", _MANDATORY) and setting:
         draft.note(
             "not translated",
             setting.shown,
-            "sluice has the engines sglang and vllm: rollout.engine",
+            "sluice has the engines sglang, vllm and transformers: rollout.engine",
             setting.line,
         )
-    options = _ENGINES.get(name, SGLANG)
-    chosen = "vllm" if options is VLLM else "sglang"
+    chosen = _NAMES.get(name, "sglang")
+    options = _ENGINES[chosen]
     # Arguments of the other engine would be refused, so they are reported.
     prefixes = (
         (f"{_KWARGS}.{chosen}.", _engine_argument),

@@ -10,7 +10,7 @@ _IMAGES = field("data.images").is_set
 IMAGES_ACROSS_GROUPS = (
     requires(
         _IMAGES,
-        field("rollout.engine") != "vllm",
+        field("rollout.engine") == "sglang",
         "data.images needs an engine that gets images from sluice: leave rollout.engine out",
         "rollout.engine",
     ),

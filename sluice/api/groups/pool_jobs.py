@@ -24,7 +24,7 @@ POOL_ACROSS_GROUPS = (
     ),
     requires(
         _POOLED,
-        field("rollout.engine") != "vllm",
+        field("rollout.engine") == "sglang",
         "the engines of a pool are SGLang: leave rollout.engine out",
         "rollout.engine",
     ),

@@ -152,8 +152,10 @@ class Rollout(Model):
         "(podGroupPolicy). The job has at least as many, whatever replicas says, unless "
         "replicas is 0.",
     )
-    engine: Literal["sglang", "vllm"] = Field(
-        "sglang", description="Inference engine. vllm: vLLM 0.32."
+    engine: Literal["sglang", "vllm", "transformers"] = Field(
+        "sglang",
+        description="Inference engine. vllm: vLLM 0.32. transformers: any model that transformers "
+        "has, slowly, on a CPU or one GPU.",
     )
     gpus_per_replica: NonNegativeInt = Field(1, description="Number of GPUs of one engine. 0: CPU.")
     nodes_per_replica: PositiveInt = Field(1, description="Number of pods of one engine.")
@@ -313,6 +315,13 @@ class Rollout(Model):
             field("maxStaleness") > 0,
             "mode: async needs maxStaleness of at least 1, which is one step",
             "maxStaleness",
+        ),
+        requires(
+            field("engine") == "transformers",
+            ~(field("gpusPerReplica") > 1) & (field("nodesPerReplica") == 1),
+            "the engine transformers computes on a CPU or on one GPU: gpusPerReplica must be 0 or "
+            "1, or engine sglang",
+            "gpusPerReplica",
         ),
         requires(
             field("engine") == "vllm",

@@ -22,21 +22,12 @@ Send = Callable[[Any], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 
-class Fence:
-    """Middleware of an engine's HTTP application, which refuses replaced trainers."""
+class Attempts:
+    """The newest attempt of each trainer that has called."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self.app = app
-        # Newest attempt, by the trainer's name.
+    def __init__(self) -> None:
+        # By the trainer's name.
         self.newest: dict[str, int] = {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            refusal = next((self.refusal(v) for k, v in scope["headers"] if k == HEADER), "")
-            if refusal:
-                await refuse(scope, send, refusal)
-                return
-        await self.app(scope, receive, send)
 
     def refusal(self, source: bytes) -> str:
         """Return why this source may not call; empty if it may.
@@ -52,6 +43,23 @@ class Fence:
             return f"{name}: attempt {attempt} was replaced by attempt {newest}"
         self.newest[name] = attempt
         return ""
+
+
+class Fence:
+    """Middleware of an engine's HTTP application, which refuses replaced trainers."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+        self.attempts = Attempts()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            sources = (value for key, value in scope["headers"] if key == HEADER)
+            refusal = next(map(self.attempts.refusal, sources), "")
+            if refusal:
+                await refuse(scope, send, refusal)
+                return
+        await self.app(scope, receive, send)
 
 
 async def refuse(scope: Scope, send: Send, reason: str) -> None:

@@ -11,11 +11,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import (
+    Backend,
+    PrefixStore,
+    _new_process_group_helper,
+    _world,
+)
 
 # A receiver checks after this time whether its sender lives. Most transfers have ended before.
 LOOK_SECONDS = 1.0
@@ -39,6 +47,21 @@ class Onward(Protocol):
 
 
 log = logging.getLogger(__name__)
+
+
+def join(
+    group: str, host: str, port: int, rank: int, world_size: int, backend: str, seconds: float
+) -> Any:
+    """Return a process group outside of torch's default one, as the trainer makes its side."""
+    timeout = timedelta(seconds=seconds)
+    store = PrefixStore(group, TCPStore(host, port, world_size, False, timeout))
+    name: Any = group  # newer torch has a type for it, which is a string as well
+    with without_watchdog():
+        process_group, _ = _new_process_group_helper(
+            world_size, rank, [], Backend(backend), store, group_name=name, timeout=timeout
+        )
+    _world.pg_group_ranks[process_group] = {r: r for r in range(world_size)}
+    return process_group
 
 
 def receive(names: Any, dtypes: Any, shapes: Any, group: Any, device: Any) -> Named:

@@ -356,7 +356,11 @@ async def test_a_buffer_that_will_never_take_it_ends_the_worker() -> None:
 async def test_what_a_killed_worker_had_is_free_before_its_successors_engine_is_there(
     make_services: Callable[..., Services], start_pod: Callable[..., Pod], server: Server
 ) -> None:
-    services = make_services(buffer__leaseSeconds=600, rollout__sampling__maxResponseTokens=400)
+    services = make_services(
+        buffer__leaseSeconds=600,
+        rollout__sampling__maxResponseTokens=400,
+        rollout__engine=type(server.engine).__name__.lower(),
+    )
     async with await services.start_buffer() as client:
         killed = start_pod(services, server.url)
         async with asyncio.timeout(DEADLINE):

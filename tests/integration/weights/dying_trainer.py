@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 from sluice.api import WeightSync
+from sluice.engines.protocol import Engine
 from sluice.engines.sglang import Sglang
 from sluice.engines.sglang.layout import Layout
+from sluice.engines.transformers import Transformers
 from sluice.engines.vllm import Vllm
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
@@ -22,14 +24,16 @@ from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import backend
 from tests.integration.weights.tools import BUCKET, begin, on_device
 
+ENGINES: dict[str, Engine] = {
+    type(engine).__name__: engine for engine in (Sglang(), Vllm(), Transformers())
+}
+
 
 async def main(rendezvous: str, weights: Path, engine: str) -> None:
     stub = rendezvous_pb2_grpc.RendezvousStub(rpc.channel(rendezvous))
     sync = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": 60})
     transport = Collective(backend(), "127.0.0.1", 60, "trainer-0-1")
-    sender = WeightSender(
-        stub, ("trainer-0", 1), sync, transport, Vllm() if engine == "Vllm" else Sglang()
-    )
+    sender = WeightSender(stub, ("trainer-0", 1), sync, transport, ENGINES[engine])
     await begin(sender, 1, joiners_only=False)
     first, second, *_ = buckets(on_device(weights), BUCKET, Layout())
     await sender.send(first)

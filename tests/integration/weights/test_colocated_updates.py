@@ -29,6 +29,14 @@ MakeSender = Callable[..., WeightSender]
 JoinEngine = Callable[..., Any]
 
 
+@pytest.fixture(params=["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each engine that can share the trainer's GPUs."""
+    served: Server = request.getfixturevalue(f"_{request.param}")
+    served.reset()
+    return served
+
+
 @pytest.fixture
 def make_colocated_sender(make_sender: MakeSender) -> Callable[..., WeightSender]:
     def make(attempt: int = 1) -> WeightSender:

@@ -256,6 +256,7 @@ def test_verls_teacher_is_translated(tmp_path: Path) -> None:
             },
         ),
         ("actor_rollout_ref.rollout.name=sglang", {"rollout": {"engine": None}}),
+        ("actor_rollout_ref.rollout.name=hf", {"rollout": {"engine": "transformers"}}),
         (
             "data.train_max_samples=100",
             {"data": {"prompts": [{"path": "/d/train.parquet@[0:100]"}]}},

@@ -159,8 +159,8 @@ class GangFacts:
 class Images:
     """Container images, which the chart sets.
 
-    A rollout pod has an engine's image (`engine` for the default one, `vllm` for vLLM) and sluice's
-    own worker image (`rollout`).
+    A rollout pod has an engine's image (`engine` for SGLang, `vllm` for vLLM, `trainer` for
+    transformers) and sluice's own worker image (`rollout`).
     """
 
     trainer: str = "ghcr.io/sluice-dev/sluice-trainer:0.1.0"
@@ -172,7 +172,7 @@ class Images:
 
     def of_engine(self, engine: str) -> str:
         """Return the image of an engine by its name in `rollout.engine`."""
-        return {"vllm": self.vllm}.get(engine, self.engine)
+        return {"vllm": self.vllm, "transformers": self.trainer}.get(engine, self.engine)
 
 
 def uid(stored: KubeObject) -> str:

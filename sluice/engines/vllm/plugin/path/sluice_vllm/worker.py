@@ -10,22 +10,14 @@ import base64
 import io
 import pickle
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import (
-    Backend,
-    PrefixStore,
-    _new_process_group_helper,
-    _world,
-)
 from torch.multiprocessing import reductions
 
-from .transfer import receive, release, unpack, without_watchdog
+from .transfer import join, receive, release, unpack
 
 # Index of the device among the arguments of `rebuild_cuda_tensor`. The trainer's handles have a
 # uuid there.
@@ -111,21 +103,6 @@ class Weights:
             names = [(name, file) for file in opened for name in [*file.keys()]]
             self.sluice_take((name, file.get_tensor(name)) for name, file in names)
             self.sluice_end()
-
-
-def join(
-    group: str, host: str, port: int, rank: int, world_size: int, backend: str, seconds: float
-) -> Any:
-    """Return a process group outside of torch's default one, as the trainer makes its side."""
-    timeout = timedelta(seconds=seconds)
-    store = PrefixStore(group, TCPStore(host, port, world_size, False, timeout))
-    name: Any = group  # newer torch has a type for it, which is a string as well
-    with without_watchdog():
-        process_group, _ = _new_process_group_helper(
-            world_size, rank, [], Backend(backend), store, group_name=name, timeout=timeout
-        )
-    _world.pg_group_ranks[process_group] = {r: r for r in range(world_size)}
-    return process_group
 
 
 def begin(model: Any) -> None:

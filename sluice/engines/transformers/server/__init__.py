@@ -1,0 +1,1 @@
+"""The server of the engine transformers, the only part of it that computes."""
