@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from sluice.engines.protocol import ScoringError
+from sluice.images.image import Image
 from sluice.wire.json_endpoint import JsonEndpoint
 
 _CONNECTIONS = 256
@@ -16,7 +17,7 @@ class Scorer:
     """A server, by its URL without a path. `seconds` limits one request."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        url = url.rstrip("/")
+        self._url = url = url.rstrip("/")
         self._score = JsonEndpoint(
             f"{url}/log_probs", seconds, ScoringError, connections=_CONNECTIONS
         )
@@ -31,8 +32,12 @@ class Scorer:
         answers = await asyncio.gather(*(self._decode.once({"tokens": [token]}) for token in ids))
         return [str(answer["text"]) for answer in answers]
 
-    async def log_probs(self, tokens: list[int], count: int) -> list[float]:
+    async def log_probs(
+        self, tokens: list[int], count: int, images: Sequence[Image] = ()
+    ) -> list[float]:
         """Return the log-probs of the last `count` tokens at temperature 1; nan if unknown."""
+        if images:
+            raise ScoringError(f"{self._url} takes no images from sluice")
         known = min(count, len(tokens) - 1)  # nothing precedes the first token
         answer = await self._score.post({"tokens": tokens, "count": known})
         try:
