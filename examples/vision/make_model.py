@@ -123,7 +123,12 @@ _FAMILIES["qwen3_5"] = (
             "mrope_interleaved": True,
         },
     },
-    {"patch_size": 16, "intermediate_size": 96, "num_position_embeddings": 64},
+    {
+        "patch_size": 16,
+        "intermediate_size": 96,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [],
+    },
     _QWEN3_VL[4],
 )
 _TEXT = {
@@ -163,10 +168,19 @@ def make_model(directory: Path, family: str = "qwen3_vl", *, seed: int = 0) -> P
             parameter.data.normal_(0, 0.08, generator=generator)
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.save_pretrained(directory)
+    if family == "qwen3_5":
+        _write_interval(directory / "config.json")
     _write_processors(directory, processor, f"{video}VideoProcessor")
     for weights in directory.glob("*.safetensors"):
         weights.chmod(0o644)  # pods read them as another user; safetensors leaves them to this one
     return directory
+
+
+def _write_interval(file: Path) -> None:
+    """Add a setting that SGLang reads and released files have; transformers does not write it."""
+    config = json.loads(file.read_text())
+    config["text_config"]["full_attention_interval"] = 4
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def _write_processors(directory: Path, settings: dict[str, Any], video: str) -> None:

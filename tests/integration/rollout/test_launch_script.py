@@ -74,6 +74,32 @@ def test_tokens_of_prompts_with_images_are_taken_as_they_are(
 
 
 @pytest.mark.parametrize(
+    ("layers", "on_cpu", "strategy"),
+    [
+        (["linear_attention", "full_attention"], "1", "no_buffer"),
+        (["linear_attention", "full_attention"], "0", "auto"),
+        (["full_attention"], "1", "auto"),
+    ],
+)
+def test_a_cpu_serves_linear_attention_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: list[str], on_cpu: str, strategy: str
+) -> None:
+    from sglang.srt.server_args import prepare_server_args
+
+    config = {"model_type": "qwen3_5", "text_config": {"layer_types": layers}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "0")
+    script = runpy.run_path(str(PATH / "launch_server.py"))
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", on_cpu)
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float32")
+    monkeypatch.syspath_prepend(PATH)
+    added = script["linear_attention_on_cpu"](["--model-path", str(tmp_path)])
+    parsed = prepare_server_args(["--model-path", "dummy", "--skip-tokenizer-init", *added])
+    assert parsed.mamba_radix_cache_strategy == strategy
+    assert parsed.mamba_ssm_dtype == ("float32" if added else None)
+
+
+@pytest.mark.parametrize(
     ("architecture", "module"),
     [("Qwen3ForCausalLM", "qwen3"), ("Phi3ForCausalLM", "llama"), ("GptOssForCausalLM", "gpt_oss")],
 )

@@ -19,14 +19,14 @@ from tests.integration.engines import Sglang, distance, tensors
 from tests.integration.vision_judge import Judge
 from tests.integration.weights.test_sender import JoinEngine, MakeSender
 from tests.integration.weights.tools import Tensors, publish
-from tests.vision_models import FAMILIES, make_model, picture
+from tests.vision_models import TRAINED_FAMILIES, make_model, picture
 
 TOLERANCE = 1e-4
 SMALL, WIDE, LARGE = picture(64, 64, seed=1), picture(96, 40, seed=2), picture(300, 200, seed=3)
 SAMPLING = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TRAINED_FAMILIES)
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("vision") / "model", request.param)
 

@@ -162,6 +162,24 @@ def image_arguments(arguments: list[str]) -> list[str]:
     return [name, _PREPROCESS_CACHE_MB] if is_supported and not is_qwen3_vl else []
 
 
+def linear_attention_on_cpu(arguments: list[str]) -> list[str]:
+    """Return the arguments with which a CPU serves linear attention, with states in float32.
+
+    SGLang's default keeps copies of states for its prefix cache, which needs a GPU.
+    """
+    from sluice_sglang.startup.arguments import last
+
+    config = model_config(arguments)
+    layers = (config.get("text_config") or config).get("layer_types") or []
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1" or "linear_attention" not in layers:
+        return []
+    os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", last(arguments, "--dtype") or "float32")
+    return [
+        *("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"),
+        *("--mamba-ssm-dtype", "float32"),
+    ]
+
+
 def check_attention_backend(arguments: list[str]) -> None:
     """End here if an attention is requested that the trainer does not compute."""
     from sluice_sglang.startup.arguments import last
@@ -198,6 +216,7 @@ if __name__ == "__main__":
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         preforked_processes.begin(preforked_processes.parts(sys.argv))
     sys.argv += load_arguments(sys.argv) + image_arguments(sys.argv)
+    sys.argv += linear_attention_on_cpu(sys.argv)
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)
     sys.exit(serve())
