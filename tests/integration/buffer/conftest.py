@@ -1,3 +1,4 @@
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,17 @@ async def client(make_server: Callable[..., BufferProcess]) -> AsyncIterator[Cli
     """A client of a buffer with the default job."""
     async with Client(make_server().start()) as client:
         yield client
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    directory = tmp_path / "storage"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(directory)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a file system here: {mounted.stderr.decode().strip()}")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)

@@ -322,3 +322,42 @@ def test_rows_with_images_need_the_setting(make_server: Make, tmp_path: Path) ->
     with pytest.raises(RuntimeError, match=r"rows\.jsonl:1: images: .* set data\.images: \{\}"):
         server.start()
     assert server.end() == 2
+
+
+def test_a_copy_of_images_that_does_not_fit_says_what_to_do(
+    make_server: Make, tmp_path: Path, small_disk: Path
+) -> None:
+    rows = [chat_row([{"bytes": png(900, 900, seed=i).data, "path": None}]) for i in range(4)]
+    server = with_rows(make_server, tmp_path / "rows.parquet", rows)
+    said = r"rows\.parquet: its copy as JSON Lines cannot be written to .*: No space left on device"
+    with pytest.raises(RuntimeError, match=said):
+        server.start()
+    assert server.end() == 2
+
+
+async def test_images_that_were_trained_make_room_for_others(
+    make_server: Make, tmp_path: Path, small_disk: Path
+) -> None:
+    """Eight images of 1 MB pass through a disk of 6 MiB: each goes with its checkpoint."""
+    rows = []
+    for number in range(8):
+        (tmp_path / f"{number}.png").write_bytes(png(600, 600, seed=number).data)
+        rows.append(chat_row([f"{number}.png"]))
+    server = with_rows(
+        make_server, tmp_path / "rows.jsonl", rows, rollout__batchSize=1, trainer__steps=8
+    )
+    async with serving(server) as (client, _):
+        seen = set()
+        for step in range(1, 9):
+            [leased] = (await client.lease(version=step - 1, wait=5.0)).groups
+            seen.add(leased.prompt.row)
+            group = make_group(leased.prompt, version=step - 1)
+            for sample in group.samples:
+                sample.images.extend(leased.prompt.images)
+            assert (await client.submit([group]))[0].outcome == STORED
+            assert (await client.take(step)).state == pb.TakeBatchResponse.STATE_READY
+            await client.commit(step)
+            await client.checkpoint(step)
+        assert seen == set(range(8))
+        stats = await client.stats()
+        assert (stats.images, stats.counters["groups_failed"]) == (0, 0)

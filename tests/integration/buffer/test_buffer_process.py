@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -183,20 +183,6 @@ async def test_a_submit_that_does_not_fit_is_refused_and_everything_else_kept(
     assert server.end(signal.SIGKILL) == -signal.SIGKILL
     async with Client(server.start()) as client:
         assert (await client.stats()).depth == 4
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 6 MiB."""
-    directory = tmp_path / "storage"
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(directory)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a file system here: {mounted.stderr.decode().strip()}")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 async def test_a_full_disk_refuses_and_recovers(make_server: Make, small_disk: Path) -> None:

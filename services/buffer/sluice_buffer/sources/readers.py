@@ -12,7 +12,8 @@ import json
 import tempfile
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -152,11 +153,26 @@ def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> 
         _check(located, check)
         place.offsets.append(place.file.tell())
         try:
-            place.file.write(json_bytes(located.row) + b"\n")
+            line = json_bytes(located.row) + b"\n"
         except (ValueError, RecursionError) as error:  # perhaps of a column that is not used
             raise ConfigurationError(f"{located.where}: not writable as JSON: {error}") from error
-    place.file.flush()
+        with _copying(path, spool):
+            place.file.write(line)
+    with _copying(path, spool):
+        place.file.flush()
     return place
+
+
+@contextmanager
+def _copying(path: Path, spool: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: its copy as JSON Lines cannot be written to {spool}, the buffer's storage: "
+            f"{error.strerror or error}. Make buffer.storage.size larger, or give JSON Lines, "
+            "which are read in place, with paths of images"
+        ) from error
 
 
 def _check(located: LocatedRow, check: RowCheck) -> None:
