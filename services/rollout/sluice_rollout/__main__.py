@@ -194,8 +194,9 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
     processor = encoder.image_processor
     placeholder = processor.placeholder if processor else None
     generator = Generator(
-        engine, encoder.decode, slots, lambda: membership.version, health, placeholder
-    )
+        engine, encoder.decode, slots, lambda: membership.version, health, placeholder,
+        encoder.media_tokens,
+    )  # fmt: skip
     maker = group_maker(
         spec, encoder, generator, membership, parts.code, parts.teacher, registry.open_gateway,
         ImageClient(parts.buffer.locator) if processor else None,

@@ -90,6 +90,8 @@ class Generator:
     health: EngineHealth
     # Token that stands for an image; None if the job's model gets no images.
     placeholder: int | None = None
+    # Tokens by which an engine finds images and videos in a prompt.
+    media_tokens: frozenset[int] = frozenset()
     # If set, no request is sent, and unfinished samples stay `aborted`, to be continued elsewhere.
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     # Groups whose requests have failed since the engine last answered one.
@@ -152,14 +154,12 @@ class Generator:
         return self._whole_turn(sample, before, "length", None)
 
     def has_sampled_placeholder(self, sample: Sample) -> bool:
-        """Return True if the model has generated the token that stands for an image.
+        """Return True if the model has generated a token that stands for an image or a video.
 
         The response cannot be continued then: the engine would look for that image.
         """
-        return (
-            self.placeholder is not None
-            and self.placeholder in sample.tokens[sample.prompt_length :]
-        )
+        response = sample.tokens[sample.prompt_length :]
+        return bool(self.media_tokens) and not self.media_tokens.isdisjoint(response.tolist())
 
     def _whole_turn(
         self, sample: Sample, before: int, finish: str, matched_stop: str | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class PromptEncoder:
             if spec.data.images is None
             else ImageProcessor(model_dir, trust_remote_code=spec.model.trust_remote_code)
         )
+        self.media_tokens = _media_tokens(model_dir) if self.image_processor else frozenset[int]()
         self.embedding = embedding_size(model_dir)
         if warning := surplus(tokenizer_size(self.tokenizer), self.embedding):
             logs.get().warning(f"spec.model.path: {model_dir}: {warning}")
@@ -147,6 +149,13 @@ class PromptEncoder:
     def decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
+
+
+def _media_tokens(directory: Path) -> frozenset[int]:
+    """Return the tokens by which an engine finds images and videos in a model's prompts."""
+    config = json.loads((directory / "config.json").read_text())
+    names = ("image_token_id", "video_token_id", "vision_start_token_id")
+    return frozenset(config[name] for name in names if config.get(name) is not None)
 
 
 def context_of_model(spec: RLJobSpec, directory: Path) -> Context:

@@ -100,8 +100,9 @@ class Services:
         processor = encoder.image_processor
         placeholder = processor.placeholder if processor else None
         generator = Generator(
-            engine, encoder.decode, slots, lambda: membership.version, health, placeholder
-        )
+            engine, encoder.decode, slots, lambda: membership.version, health, placeholder,
+            encoder.media_tokens,
+        )  # fmt: skip
         images = ImageClient(buffer.locator) if processor else None
         code = UserCode.load(spec)
         teacher = teacher_of(spec, encoder.tokenizer)

@@ -14,7 +14,7 @@ from sluice_rollout.generate import REQUESTS, GroupRequests
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.unit.rollout.scripted_engine import PARAMS, Script, scripted_runner
 
-IMAGE, PLACEHOLDER = Image("image/png", 64, 32, b"png"), 99
+IMAGE, PLACEHOLDER, VIDEO = Image("image/png", 64, 32, b"png"), 99, 98
 PROMPT = [1, PLACEHOLDER, 3]
 
 
@@ -32,6 +32,7 @@ def with_image() -> Sample:
 def runner(play: Any, engine: Script) -> EpisodeRunner:
     playing = scripted_runner(play, engine)
     playing.generator.placeholder = PLACEHOLDER
+    playing.generator.media_tokens = frozenset({PLACEHOLDER, VIDEO})
     return playing
 
 
@@ -91,11 +92,14 @@ async def test_the_gateway_takes_no_prompt_with_images() -> None:
     assert "episode.gateway: it takes no images" in sample.error
 
 
+@pytest.mark.parametrize("token", [PLACEHOLDER, VIDEO])
 @pytest.mark.parametrize("cut_off", [True, False], ids=["resumed", "next turn"])
-async def test_a_response_ends_if_the_model_generates_the_placeholder(cut_off: bool) -> None:
+async def test_a_response_ends_if_the_model_generates_a_placeholder(
+    cut_off: bool, token: int
+) -> None:
     """An engine would look for another image."""
     if cut_off:
-        engine = Script(f"4 {PLACEHOLDER}")
+        engine = Script(f"4 {token}")
         sample = await runner(None, engine).generator(PROMPT, with_image(), PARAMS)
     else:
 
@@ -103,8 +107,8 @@ async def test_a_response_ends_if_the_model_generates_the_placeholder(cut_off: b
             while True:
                 await episode.generate()
 
-        engine = Script([4, PLACEHOLDER])
+        engine = Script([4, token])
         sample = await played(play, engine)
-    assert sample.tokens.tolist() == [*PROMPT, 4, PLACEHOLDER]
+    assert sample.tokens.tolist() == [*PROMPT, 4, token]
     assert sample.status is SampleStatus.TRUNCATED
     assert len(engine.images) == 1
