@@ -24,6 +24,7 @@ from sluice_trainer.fsdp.families import backbone
 from sluice_trainer.fsdp.policy import ShardedPolicy
 from sluice_trainer.fsdp.sharding import gathered
 from sluice_trainer.kernels import flash_attention
+from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import image_batch, tiny
 from tests.integration.trainer.image_batch import Batch
 from tests.vision_models import TRAINED_FAMILIES, make_model, picture
@@ -361,3 +362,18 @@ def test_bf16_differs_by_rounding_alone(model: Path, batch: Batch) -> None:
         for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
             assert float((actual - wanted).abs().max()) < 0.1
         policy.train([shard], [tiny.totals(shard)])
+
+
+def test_a_release_with_other_positions_is_refused(
+    model: Path, policy: ShardedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(backbone(policy._learner.net.model))
+    original = kind.get_rope_index
+
+    def later(*arguments: Any, **named: Any) -> Any:
+        positions, deltas = original(*arguments, **named)
+        return positions + (positions > 3), deltas
+
+    monkeypatch.setattr(kind, "get_rope_index", later)
+    with pytest.raises(UnsupportedModelError, match="counts the positions of their tokens"):
+        policy_of(model)

@@ -173,8 +173,9 @@ def test_pixels_beyond_the_limit_are_computed_again(processor: ImageProcessor) -
 
 def test_text_after_an_image_goes_on_from_its_longer_side(processor: ImageProcessor) -> None:
     sample = expanded(processor, two_turns(processor.placeholder))
-    time, height, width = rope_positions(15, sample.placed[0]).tolist()
+    grids = [(p.start, p.image.rows, p.image.columns) for p in sample.placed[0]]
+    time, height, width = rope_positions(15, grids).tolist()
     assert time == [0, 1, 1, 1, 1, 3, 4, 5, 6, 7, 7, 7, 7, 7, 7]
     assert height == [0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 7, 7, 8, 8, 8]
     assert width == [0, 1, 2, 1, 2, 3, 4, 5, 6, 7, 8, 9, 7, 8, 9]
-    assert rope_positions(17, sample.placed[0])[:, 15:].tolist() == [[10, 11]] * 3
+    assert rope_positions(17, grids)[:, 15:].tolist() == [[10, 11]] * 3

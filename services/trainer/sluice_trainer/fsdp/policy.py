@@ -30,6 +30,7 @@ from sluice_trainer.fsdp.log_prob_check import check_log_probs
 from sluice_trainer.fsdp.lora import adapter_config, trained_parameters
 from sluice_trainer.fsdp.net import Net, forward, forward_values
 from sluice_trainer.fsdp.sharding import build, gathered, local_shard, reshard
+from sluice_trainer.fsdp.vision import check_positions
 from sluice_trainer.lora.checkpoint import AdapterPart, read_part
 from sluice_trainer.lora.files import shapes
 from sluice_trainer.memory.offload import Offload
@@ -88,6 +89,8 @@ class ShardedPolicy(LearningPolicy):
             self._check_names(net.model)
         self._adapter = adapter_config(net.model, model_dir) if recipe.lora else None
         check_log_probs(net, recipe.compute, spec.data.seed)
+        if net.tower is not None:
+            check_positions(net.model)
         own_steps = steps_of_policy(total_steps, settings)
         size, rates = self._micro_batch_size, spec.trainer.optimizer
         self._learner = ShardedLearner(net, spec, size, self.ranks, rates, own_steps)

@@ -60,7 +60,8 @@ def row_images(lengths: Seq[int], images: Seq[Seq[PlacedImage]], device: torch.d
     start = 0
     for number, length in enumerate(lengths):
         own = images[number] if number < len(images) else ()
-        positions.append(rope_positions(length, own))
+        grids = [(placed.start, placed.image.rows, placed.image.columns) for placed in own]
+        positions.append(rope_positions(length, grids))
         for placed in own:
             # The last token of a sequence is not in the row, and may belong to an image.
             tokens = np.arange(max(min(placed.image.tokens, length - placed.start), 0))
@@ -75,22 +76,29 @@ def row_images(lengths: Seq[int], images: Seq[Seq[PlacedImage]], device: torch.d
     )
 
 
-def rope_positions(length: int, images: Seq[PlacedImage]) -> Int64:
+def rope_positions(length: int, images: Seq[tuple[int, int, int]]) -> Int64:
     """Return the positions of a sequence's tokens in time, height and width, [3, length].
 
     Those of Qwen2-VL (Wang et al. 2024, section 2.1): text counts up in all three. The tokens of an
     image share one time and have the height and width of their place in the image, from the
     position of the image on; text goes on after the largest of these.
+
+    Parameters
+    ----------
+    length
+        Tokens of the sequence.
+    images
+        First token of each image, and its tokens in height and in width.
+
     """
     parts, at, position = [], 0, 0
-    for placed in images:
-        parts.append(_text(placed.start - at, position))
-        position += placed.start - at
-        rows, columns = placed.image.rows, placed.image.columns
+    for start, rows, columns in images:
+        parts.append(_text(start - at, position))
+        position += start - at
         height, width = np.divmod(np.arange(rows * columns), columns)
         parts.append(np.stack((np.zeros_like(height), height, width)) + position)
         position += max(rows, columns)
-        at = placed.start + rows * columns
+        at = start + rows * columns
     parts.append(_text(max(length - at, 0), position))
     return np.concatenate(parts, 1)[:, :length]
 

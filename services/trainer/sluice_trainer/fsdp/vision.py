@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import __version__
 
 from sluice_trainer.batch.images import BatchImage
 from sluice_trainer.fsdp.families import backbone
 from sluice_trainer.fsdp.row import Row
+from sluice_trainer.fsdp.row_images import rope_positions
 from sluice_trainer.memory.recent import Recent
+from sluice_trainer.model.unsupported import UnsupportedModelError
 
 # The features [tokens, h] of images, and those of earlier layers of the tower that the decoder's
 # first layers add (DeepStack, Meng et al. 2024), if the family has them.
@@ -82,6 +85,31 @@ class Tower:
         output = backbone(self._model).get_image_features(values, grids, return_dict=True)
         deep = getattr(output, "deepstack_features", None) or []
         return [torch.cat(output.pooler_output), *deep]
+
+
+def check_positions(model: Any) -> None:
+    """Check that transformers gives tokens of images the positions of `rope_positions`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        It does not, in the release that is installed.
+
+    """
+    merge = model.config.vision_config.spatial_merge_size
+    images = [(3, 2, 4), (15, 3, 1)]
+    kinds = torch.zeros(1, 20, dtype=torch.int32)
+    for start, rows, columns in images:
+        kinds[0, start : start + rows * columns] = 1
+    grids = torch.tensor([[1, rows * merge, columns * merge] for _, rows, columns in images])
+    expected, _ = backbone(model).get_rope_index(
+        torch.zeros_like(kinds, dtype=torch.int64), mm_token_type_ids=kinds, image_grid_thw=grids
+    )
+    if not np.array_equal(expected[:, 0].numpy(), rope_positions(20, images)):
+        raise UnsupportedModelError(
+            f"model_type {model.config.model_type!r} cannot be trained with images: transformers "
+            f"{__version__} counts the positions of their tokens in another way"
+        )
 
 
 def hidden_states(model: Any, tower: Tower, tokens: Tensor, row: Row, attention: str) -> Tensor:
