@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 from sluice.images.image import Image
 
 _MAKER = Path(__file__).parents[1] / "examples/vision/make_model.py"
-# Families that an engine serves on a CPU, and all that the trainer trains.
+# Families whose rows hold several sequences, and all that are trained.
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 TRAINED_FAMILIES = (*FAMILIES, "qwen3_5")
 
