@@ -92,7 +92,7 @@ async def test_the_gateway_takes_no_prompt_with_images() -> None:
     assert "episode.gateway: it takes no images" in sample.error
 
 
-@pytest.mark.parametrize("token", [PLACEHOLDER, VIDEO])
+@pytest.mark.parametrize("token", [PLACEHOLDER, VIDEO], ids=["image", "video"])
 @pytest.mark.parametrize("cut_off", [True, False], ids=["resumed", "next turn"])
 async def test_a_response_ends_if_the_model_generates_a_placeholder(
     cut_off: bool, token: int
