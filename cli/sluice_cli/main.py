@@ -193,7 +193,7 @@ def validate(
 
 @app.command(epilog=examples("sluice render job.yaml | kubectl diff -f -"))
 def render(manifest: Manifest, overrides: Overrides = None) -> None:
-    """Print the Kubernetes objects of a job."""
+    """Print the Kubernetes objects of a job, or of a pool of engines."""
     with manifest_errors():
         from sluice_cli.render import render_file
 

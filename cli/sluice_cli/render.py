@@ -1,4 +1,4 @@
-"""`sluice render`: the Kubernetes objects of a job, as YAML."""
+"""`sluice render`: the Kubernetes objects of a job or of a pool, as YAML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from sluice.api import RLJob, RLJobSpec, load_job, manifest
+from sluice.api import RLJob, RLJobSpec, load_job, load_pool, manifest, pool, read_documents
 from sluice.api.groups.data import parse_path
 from sluice.api.schema.paths import MarkedPath, PathKind, marked, volume_of
 
@@ -28,9 +28,11 @@ _REMEDIES: Mapping[PathKind, str] = {
 
 
 def render_file(path: Path, overrides: list[str]) -> tuple[str, list[str]]:
-    """Return the objects of a job, and warnings about files that its pods will not have."""
-    from sluice_operator.plan.manifests.render import render_all
+    """Return the objects of a job or a pool, and warnings about files that pods will not have."""
+    from sluice_operator.plan.manifests.render import render_all, render_pool
 
+    if any(document.get("kind") == pool.KIND for document in read_documents(path)):
+        return to_yaml(render_pool(load_pool(path, overrides))), []
     job = load_job(path, overrides)
     objects = render_all(job)
     warnings = list(local_paths(job, path.resolve().parent, objects))

@@ -29,7 +29,12 @@ class KindName(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command(
-        epilog=examples("sluice explain", "sluice explain trainer.optimizer", "sluice explain lr")
+        epilog=examples(
+            "sluice explain",
+            "sluice explain trainer.optimizer",
+            "sluice explain lr",
+            "sluice explain rlenginepool.maxAdapters",
+        )
     )(explain)
     app.command(epilog=examples("sluice crd | kubectl apply --server-side -f -"))(crd)
     app.command(hidden=True)(reference)
@@ -46,14 +51,15 @@ def explain(
         str,
         typer.Argument(
             metavar="FIELD",
-            help="Path of a field (trainer.steps, data.prompts[].path, status) or its name (lr).",
+            help="Path of a field (trainer.steps, data.prompts[].path, status, "
+            "rlenginepool.replicas) or its name (lr).",
             show_default=False,
             autocompletion=_fields,
         ),
     ] = "spec",
     output: Output = Format.TEXT,
 ) -> None:
-    """Explain a field of an RLJob.
+    """Explain a field of an RLJob, or of an RLEnginePool.
 
     Prints its type, default, limits and meaning, and when it may change.
     """

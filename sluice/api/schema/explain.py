@@ -1,16 +1,18 @@
-"""Explanations of single fields of an RLJob: `sluice explain trainer.steps`."""
+"""Explanations of single fields: `sluice explain trainer.steps`, `rlenginepool.maxAdapters`."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from typing import Any
 
+from sluice.api import pool
 from sluice.api.job import RLJobSpec
+from sluice.api.pool import RLEnginePoolSpec, RLEnginePoolStatus
 from sluice.api.schema.base import Model
 from sluice.api.schema.crd import schema_of
 from sluice.api.schema.load import ManifestError
@@ -21,6 +23,12 @@ from sluice.api.schema.suggestions import suggestion
 from sluice.api.status import RLJobStatus
 
 ROOTS: dict[str, type[Model]] = {"spec": RLJobSpec, "status": RLJobStatus}
+_POOL = pool.KIND.lower()
+# Paths of a pool's fields begin with its kind, as in `kubectl explain`.
+_POOL_ROOTS: dict[str, type[Model]] = {
+    f"{_POOL}.spec": RLEnginePoolSpec,
+    f"{_POOL}.status": RLEnginePoolStatus,
+}
 _WIDTH = 88
 _INT32 = 2**31 - 1
 _LIMITS = {
@@ -126,20 +134,26 @@ class FoundFields:
 def find(text: str) -> ExplainedField | FoundFields:
     """Return the field that a path names, or all fields whose paths end so: `lr`, `trainer.lr`.
 
+    Fields of an RLEnginePool are looked for if an RLJob has none.
+
     Raises ManifestError if no field does.
     """
     try:
         return explained(text)
     except ManifestError:
-        *within, name = _parts(text) or [""]
-        fields = [
-            explained(path)
-            for path in dict.fromkeys(_paths())
-            if (parts := path.split("."))[-1] == name and _in_order(within, parts)
-        ]
+        fields = _ending_so(text, ROOTS) or _ending_so(text, _POOL_ROOTS)
         if not fields:
             raise
     return fields[0] if len(fields) == 1 else FoundFields(text, tuple(fields))
+
+
+def _ending_so(text: str, roots: Mapping[str, type[Model]]) -> list[ExplainedField]:
+    *within, name = _parts(text) or [""]
+    return [
+        explained(path)
+        for path in dict.fromkeys(_paths(roots))
+        if (parts := path.split("."))[-1] == name and _in_order(within, parts)
+    ]
 
 
 def _in_order(words: Sequence[str], parts: Sequence[str]) -> bool:
@@ -147,7 +161,7 @@ def _in_order(words: Sequence[str], parts: Sequence[str]) -> bool:
     return all(word in rest for word in words)
 
 
-def _paths() -> Iterator[str]:
+def _paths(roots: Mapping[str, type[Model]]) -> Iterator[str]:
     """Yield the paths of all fields, without brackets."""
 
     def below(path: str, schema: dict[str, Any]) -> Iterator[str]:
@@ -155,7 +169,7 @@ def _paths() -> Iterator[str]:
             yield f"{path}.{name}"
             yield from below(f"{path}.{name}", child)
 
-    for root, model in ROOTS.items():
+    for root, model in roots.items():
         yield from below(root, schema_of(model))
 
 
@@ -169,9 +183,13 @@ def explained(text: str) -> ExplainedField:
     Raises ManifestError, with a suggestion, if the field does not exist.
     """
     parts = _parts(text)
+    prefix = ""
+    if parts and parts[0].lower() in (_POOL, pool.PLURAL):
+        prefix, parts = f"{_POOL}.", parts[1:]
     if not parts or parts[0] not in ROOTS:
         parts.insert(0, "spec")
-    schema, path, required = schema_of(ROOTS[parts[0]]), parts[0], True
+    path = prefix + parts[0]
+    schema, required = schema_of((ROOTS | _POOL_ROOTS)[path]), True
     for part in parts[1:]:
         holder = _inner(schema)
         properties = fields_of(holder)
@@ -197,7 +215,7 @@ def completions(incomplete: str) -> list[str]:
         names = [child.name for child in explained(parent or "spec").children]
     except ManifestError:
         return []
-    top = [] if parent else list(ROOTS)
+    top = [] if parent else [*ROOTS, _POOL]
     return [f"{parent}{dot}{name}" for name in (*names, *top) if name.startswith(start)]
 
 
@@ -207,7 +225,7 @@ def _field(path: str, schema: dict[str, Any], *, required: bool) -> ExplainedFie
         _short(path, schema, required=required),
         meaning=_plain(schema) or _plain(inner),
         limits=_limits(schema),
-        changes=_changes(path.removeprefix("spec.")) if path.startswith("spec.") else "",
+        changes=_changes(path),
         rules=tuple(_rule(rule) for rule in inner.get("x-kubernetes-validations", [])),
         children=tuple(
             _short(f"{path}.{name}", child, required=name in inner.get("required", []))
@@ -238,7 +256,13 @@ def _limits(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(path: str) -> str:
-    """Say when a field of the spec may change."""
+    """Say when a field of a spec may change; empty for other fields."""
+    if path.startswith(f"{_POOL}.spec."):
+        fixed = covers(pool.IMMUTABLE, path.removeprefix(f"{_POOL}.spec."))
+        return "never" if fixed else "at any time"
+    if not path.startswith("spec."):
+        return ""
+    path = path.removeprefix("spec.")
     if covers(MUTABLE, path):
         return "at any time"
     if any(field.startswith(f"{path}.") for field in (*MUTABLE, *CONTINUED)):

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.api import ManifestError
-from sluice.api.schema.explain import completions, explained, find
+from sluice.api.schema.explain import ExplainedField, completions, explained, find
 from sluice.api.schema.mutability import CONTINUED, MUTABLE
 from sluice_cli.main import app
 
@@ -93,6 +93,22 @@ def test_a_field_that_is_in_several_places_is_listed_with_its_paths() -> None:
     assert "  spec.trainer.optimizer.lr  number, default 1e-06" in lines
     places = json.loads(CliRunner().invoke(app, ["explain", "lr", "-o", "json"]).stdout)
     assert [place["default"] for place in places] == [1e-05, 1e-06]
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("rlenginepool.maxAdapters", "at any time"),
+        ("RLEnginePool.spec.model.path", "never"),
+        ("rlenginepools.status.engines", ""),
+        ("maxAdapters", "at any time"),  # no job has such a field
+    ],
+)
+def test_fields_of_a_pool_are_explained_too(text: str, changes: str) -> None:
+    field = find(text)
+    assert isinstance(field, ExplainedField)
+    assert field.field.startswith("rlenginepool.")
+    assert field.changes == changes
 
 
 def test_a_name_that_no_field_has_is_refused() -> None:

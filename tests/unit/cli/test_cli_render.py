@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools import ROOT
 from tests.unit.cli.conftest import Sluice
 
 
@@ -24,6 +25,16 @@ def test_render_prints_the_objects_of_a_job(sluice: Sluice, job_file: Path) -> N
         "tiny-rollout-1-1-0",
         "tiny-trainer-0-1-0",
     ]
+
+
+def test_render_prints_the_objects_of_a_pool(sluice: Sluice) -> None:
+    from ruamel.yaml import YAML
+
+    done = sluice("render", ROOT / "examples/lora/pool.yaml", "--set", "replicas=3")
+    kinds = {document["kind"]: document for document in YAML(typ="safe").load_all(done.stdout)}
+    assert list(kinds) == ["Secret", "Service", "StatefulSet"]
+    assert kinds["StatefulSet"]["spec"]["replicas"] == 3
+    assert done.stderr == ""
 
 
 def test_the_workers_of_a_pool_are_announced(sluice: Sluice, job_file: Path) -> None:

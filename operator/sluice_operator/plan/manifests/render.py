@@ -1,22 +1,29 @@
-"""Every object that a job starts with, for `sluice render` and for golden files."""
+"""Every object that a job or a pool starts with, for `sluice render` and for golden files."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sluice.api import RLJob, RLJobStatus
+from sluice.api import RLEnginePool, RLJob, RLJobStatus
 from sluice_operator.plan.decide.gangs import desired_gangs
 from sluice_operator.plan.decide.pod_groups import group_of, job_group
 from sluice_operator.plan.decide.pools import in_cluster
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.job_defaults import JobDefaults
 from sluice_operator.plan.facts.job_pass import JobPass
 from sluice_operator.plan.facts.model import Images, KubeObject, Observed
+from sluice_operator.plan.manifests.engine_pool import pool_objects
 from sluice_operator.plan.manifests.objects import supporting_objects
 from sluice_operator.plan.manifests.optional_objects import extra_objects
 from sluice_operator.plan.manifests.pods import gang_pods
 from sluice_operator.plan.manifests.queueing import group_objects
 
 OPERATOR_NAMESPACE = "sluice-system"
+
+
+def render_pool(pool: RLEnginePool, images: Images | None = None) -> list[KubeObject]:
+    """Return the objects of a pool; the key in its Secret is drawn when the operator makes it."""
+    return list(pool_objects(pool, images or Images(), JobDefaults()))
 
 
 def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
