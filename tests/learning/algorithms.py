@@ -68,4 +68,5 @@ RUNS: dict[str, Run] = {
     "gym": Run("agents/gym"),
     "sft": Run("sft"),
     "distillation": Run("distillation"),
+    "vision": Run("vision"),
 }
