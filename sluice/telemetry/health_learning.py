@@ -154,6 +154,8 @@ def _truncation(history: Sequence[Record]) -> str | None:
     ratios = values(history, "rollout/truncated_ratio")[-_TRUNCATED_STEPS:]
     if len(ratios) < _TRUNCATED_STEPS or min(ratios) <= _TRUNCATED_SHARE:
         return None
+    if history[-1].get("rollout/response_len/max") == 1:
+        return None  # answers of one token, such as a letter: the limit is meant
     never_ends = "if the model never ends a turn, check its chat template and end token"
     if values([history[-1]], "multi_turn/turns/mean"):
         return (
