@@ -184,10 +184,14 @@ class Batch:
             return
         logits = self.model.next_logits(self._ids(), self._mask, self._cache)
         self._cache = logits.cache
-        for row, scores in zip(self._rows, logits.scores, strict=True):
-            if not row.finish:
-                self._take(row, scores)
-        alive = [[float(not row.finish)] for row in self._rows]
+        with self._wake:  # an abort answers with whole tokens
+            for row, scores in zip(self._rows, logits.scores, strict=True):
+                if not row.finish:
+                    self._take(row, scores)
+            alive = [[float(not row.finish)] for row in self._rows]
+            if not self.running:
+                self._rows, self._cache = [], None  # frees the memory of the cache
+                return
         self._mask = torch.cat([self._mask, torch.tensor(alive, device=self.model.device)], 1)
 
     def _form(self) -> None:
