@@ -92,15 +92,16 @@ def _train(
     spec = job.spec
     policy = _build_policy(env, job, clients, total_steps, rank)
     policy.load_latest(env.directory("checkpoint_dir"))
-    recorder = Recorder.for_job(env, job) if policy.ranks.rank == 0 else None
+    fetch_images = clients.buffer.images if spec.data.images else None
+    recorder = Recorder.for_job(env, job, fetch_images) if policy.ranks.rank == 0 else None
     profiles = env.directory("run_dir") / run_directory.PROFILES
     flops = model_flops(_model_config(job))
     learn_batch: Learn = partial(learn, policy, custom.estimator(spec.algorithm))
-    if spec.data.images:
+    if fetch_images:
         processor = ImageProcessor(
             Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
         )
-        expansion = ImageExpansion(processor, clients.buffer.images)
+        expansion = ImageExpansion(processor, fetch_images)
         learn_batch = expansion.before(learn_batch)
     Loop(
         spec,

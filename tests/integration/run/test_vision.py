@@ -52,6 +52,9 @@ def test_engine_and_trainer_see_the_same_images_through_a_killed_trainer(
     assert list(records) == [1, 2, 3, 4, 5]
     assert processes_of(run.directory) == []
 
+    # Those of sampled prompts, and of the evaluations'.
+    assert len(list((run.directory / "samples/images").glob("*.jpg"))) > 2 * len(records)
+
     # Equal log-probs mean equal tokens, pixels and positions, and weights that arrived.
     assert max(values(records.values(), "train/train_rollout_logprob_abs_diff_max")) < 1e-4
     # The question has 23 tokens besides those of its image, of which there are one to nine.

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image as Pillow
 
+from sluice.images import thumbnail
+from sluice.images.image import image_part
 from sluice.telemetry import goodput, run_directory
 from sluice.telemetry.headline import headline
 from sluice.telemetry.report import write_report
@@ -22,6 +25,7 @@ from sluice.telemetry.report.timeline import (
     trainer_spans,
 )
 from sluice.telemetry.run_warnings import RunWarning
+from tests.images import png
 
 pytest.importorskip("matplotlib")
 
@@ -234,3 +238,39 @@ def test_a_later_attempt_of_the_trainer_is_a_restart() -> None:
 def test_the_headline_is_the_most_informative_metric(record: dict[str, float], name: str) -> None:
     assert headline([record]) == (name, [0.5])
     assert headline([]) == ("reward", [])
+
+
+def test_a_page_shows_the_images_of_prompts(tmp_path: Path) -> None:
+    images = [png(400, 200, seed) for seed in (1, 2)]
+    samples = tmp_path / "samples"
+    thumbnail.write(samples, images[0])
+    for step in (1, 2, 3):
+        run_directory.append(
+            tmp_path / run_directory.METRICS, {"step": step, "rollout/raw_reward": 0.5}
+        )
+    for version in (0, 3):
+        rows = [
+            {
+                "prompt": [
+                    {
+                        "role": "user",
+                        "content": [image_part(image.digest), {"type": "text", "text": "What?"}],
+                    }
+                ],
+                "response": f"answer {number} of {version}",
+                "label": "x",
+                "reward": 0.0,
+            }
+            for number, image in enumerate(images)
+        ]
+        path = samples / f"eval_held_out_{version:07d}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report(tmp_path, "job").read_text()
+    assert "user: [image]What?" in text
+    assert "img-src data:" in text
+    # Once in the table of answers over time, once in that of the latest answers. The other image
+    # has no thumbnail, but a row of its own.
+    assert text.count('<img src="data:image/jpeg;base64,') == 2
+    assert text.count("answer 1 of 0") == 1
+    with Pillow.open(thumbnail.path_of(samples, images[0].digest)) as small:
+        assert small.size == (160, 80)

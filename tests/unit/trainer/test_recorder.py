@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from sluice.images.image import Image
 from sluice.samples.sample import Prompt, Sample, SampleGroup
 from sluice.telemetry import run_directory
+from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.telemetry.recorder import Recorder, batch_metrics, merge_shards
+from tests.images import png
 
 
 def sequence(group: int, index: int, reward: float, **fields: object) -> pb.Sequence:
@@ -129,6 +133,25 @@ def test_a_health_warning_is_given_once_even_across_restarts(tmp_path: Path) -> 
         warnings.append([entry["kind"] for entry in entries])
         recorder.close()
     assert warnings == [["KL explosion"], []]
+
+
+def test_images_of_sampled_prompts_have_a_thumbnail_each(tmp_path: Path) -> None:
+    known, forgotten = png(seed=1), png(seed=2)
+    asked: list[str] = []
+
+    def fetch(digests: Sequence[str]) -> list[Image]:
+        asked.extend(digests)
+        if forgotten.digest in digests:
+            raise rpc.RefusedError("GetImages: unknown")
+        return [known]
+
+    recorder = Recorder(tmp_path, 1, fetch_images=fetch)
+    prompt = Prompt(0, "", images=[known.digest, forgotten.digest])
+    for step in (1, 2):
+        recorder.samples(step, [SampleGroup(prompt, [Sample(0)])])
+    recorder.close()
+    assert asked == [known.digest, forgotten.digest, forgotten.digest], "it is fetched once"
+    assert [path.stem for path in (tmp_path / "samples/images").iterdir()] == [known.digest]
 
 
 def test_trackers_get_the_metrics_of_the_run_directory(tmp_path: Path) -> None:

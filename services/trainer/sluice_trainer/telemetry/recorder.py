@@ -30,7 +30,9 @@ from sluice.telemetry.pass_rate import pass_rates, powers_of_two
 from sluice.telemetry.wandb import Wandb
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.batch.images import FetchImages
 from sluice_trainer.telemetry.metrics import EVALUATION_REWARD
+from sluice_trainer.telemetry.thumbnails import Thumbnails
 
 SAMPLED_GROUPS = 2
 _RELEASES = ("sluice-rl", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
@@ -49,18 +51,28 @@ class Recorder:
         W&B, if the job uses it.
     judged
         The samples that are trained on have rewards.
+    fetch_images
+        Fetches the images of prompts by their digests; None if the job has none.
 
     """
 
     def __init__(
-        self, directory: Path, attempt: int, tracker: Wandb | None = None, *, judged: bool = True
+        self,
+        directory: Path,
+        attempt: int,
+        tracker: Wandb | None = None,
+        *,
+        judged: bool = True,
+        fetch_images: FetchImages | None = None,
     ) -> None:
         self._judged = judged
         self._directory = directory
         self._attempt = attempt
         self._tracker = tracker
         self._writer = Writer(str(directory / "tensorboard"))
-        (directory / "samples").mkdir(parents=True, exist_ok=True)
+        self._samples = directory / "samples"
+        self._samples.mkdir(parents=True, exist_ok=True)
+        self._thumbnails = Thumbnails(self._samples, fetch_images) if fetch_images else None
         earlier = list(run_directory.by_step(directory / run_directory.METRICS).values())
         self._watch = health.HealthMonitor(earlier)
         self._failures = directory / run_directory.FAILURES
@@ -71,12 +83,16 @@ class Recorder:
         self._dropped: dict[str, int] | None = None if earlier else {}
 
     @classmethod
-    def for_job(cls, env: Environment, job: RLJob) -> Recorder:
+    def for_job(
+        cls, env: Environment, job: RLJob, fetch_images: FetchImages | None = None
+    ) -> Recorder:
         """Return the recorder of a trainer's rank 0."""
         directory = env.directory("run_dir")
         run_directory.write_json(directory / run_directory.VERSIONS, versions())
         tracker = wandb.start(directory, job.metadata.name, manifest(job)["spec"], env.variables)
-        return cls(directory, env.attempt, tracker, judged=job.spec.judged)
+        return cls(
+            directory, env.attempt, tracker, judged=job.spec.judged, fetch_images=fetch_images
+        )
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         """Write down the record of a step, and warn about what looks wrong in it."""
@@ -173,7 +189,9 @@ class Recorder:
             json.dumps(row if judged else row | {"reward": None}, ensure_ascii=False)
             for row in rows
         ]
-        (self._directory / "samples" / name).write_text("\n".join(lines) + "\n")
+        (self._samples / name).write_text("\n".join(lines) + "\n")
+        if self._thumbnails:
+            self._thumbnails.write(groups)
 
 
 def versions() -> dict[str, str]:
