@@ -124,3 +124,18 @@ def gguf_to_hf(
     Transformers reads the file. Memory: the whole model in bf16.
     """
     _run("gguf-to-hf", source, target, needs=("torch", "transformers"))
+
+
+@app.command()
+def dequantize(
+    source: Annotated[
+        Path, typer.Argument(help="Quantized Hugging Face checkpoint.", show_default=False)
+    ],
+    target: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
+) -> None:
+    """Convert a quantized Hugging Face checkpoint to bf16, which can be trained.
+
+    FP8 in blocks (DeepSeek, GLM, Qwen), MXFP4 (gpt-oss), and INT4 and FP8 of compressed-tensors
+    (Kimi). Memory: one tensor and one file (5 GB).
+    """
+    _run("dequantize", source, target, needs=("torch",))

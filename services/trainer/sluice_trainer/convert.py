@@ -13,6 +13,7 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.lora.checkpoint import is_adapter
 from sluice_trainer.lora.merging import extract_adapter, merge_adapter
+from sluice_trainer.model.dequantize import dequantize
 from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
 
 
@@ -20,7 +21,8 @@ def main(arguments: list[str]) -> int:
     """Convert a checkpoint and print the path of the result.
 
     The arguments are hf-to-dist SOURCE TARGET, dist-to-hf CHECKPOINT LIKE TARGET, gguf-to-hf
-    SOURCE TARGET, merge-adapter ADAPTER LIKE TARGET, or extract-adapter CHECKPOINT TARGET.
+    SOURCE TARGET, dequantize SOURCE TARGET, merge-adapter ADAPTER LIKE TARGET, or extract-adapter
+    CHECKPOINT TARGET.
     `sluice convert` checks and documents them.
     """
     direction, *paths = arguments
@@ -32,6 +34,10 @@ def main(arguments: list[str]) -> int:
         elif direction == "gguf-to-hf":
             source, target = map(Path, paths)
             gguf_to_hf(source, target)
+            print(target)
+        elif direction == "dequantize":
+            source, target = map(Path, paths)
+            dequantize(source, target)
             print(target)
         elif direction == "extract-adapter":
             checkpoint, target = map(Path, paths)

@@ -168,7 +168,7 @@ def test_no_supported_family_is_refused_for_rounding_in_bf16(
         pytest.param({"model_type": "vit"}, "has no AutoModelForCausalLM", id="no language model"),
         pytest.param(
             {"quantization_config": {"quant_method": "fp8"}},
-            "quantized weights are not supported: convert the checkpoint to bf16 first",
+            "quantized weights cannot be trained: `sluice convert dequantize` makes bf16 of them",
             id="quantized",
         ),
         pytest.param(

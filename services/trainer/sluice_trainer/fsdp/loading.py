@@ -78,8 +78,8 @@ class Recipe:
             ) from error
         if getattr(config, "quantization_config", None):
             raise UnsupportedModelError(
-                f"{self.directory}: quantized weights are not supported: "
-                "convert the checkpoint to bf16 first"
+                f"{self.directory}: quantized weights cannot be trained: "
+                "`sluice convert dequantize` makes bf16 of them"
             )
         text = config.get_text_config()
         # A value head replaces the output layer, which can then not be the embedding.

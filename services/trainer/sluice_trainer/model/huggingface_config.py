@@ -279,7 +279,8 @@ def _shape(config: Config, path: Path) -> ModelShape:
     shape = ModelShape(**{**common, **FAMILIES[model_type](config)})
     if "quantization_config" in config:
         raise UnsupportedModelError(
-            f"{path}: quantized weights are not supported: convert the checkpoint to bf16 first"
+            f"{path}: quantized weights cannot be trained: `sluice convert dequantize` makes bf16 "
+            "of them"
         )
     for problem in _problems(config, shape):
         raise UnsupportedModelError(f"{path}: {problem}; {_OTHER_BACKEND}")
