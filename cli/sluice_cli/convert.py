@@ -10,6 +10,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -135,7 +136,35 @@ def dequantize(
 ) -> None:
     """Convert a quantized Hugging Face checkpoint to bf16, which can be trained.
 
-    FP8 in blocks (DeepSeek, GLM, Qwen), MXFP4 (gpt-oss), and INT4 and FP8 of compressed-tensors
-    (Kimi). Memory: one tensor and one file (5 GB).
+    FP8 in blocks (DeepSeek, GLM, Qwen), MXFP4 (gpt-oss), and INT4, INT8 and FP8 of
+    compressed-tensors (Kimi). Memory: one tensor and one file (5 GB).
     """
     _run("dequantize", source, target, needs=("torch",))
+
+
+class QuantizedForm(StrEnum):
+    """A form of quantized weights."""
+
+    FP8_BLOCK = "fp8-block"
+    INT8 = "int8"
+
+
+@app.command()
+def quantize(
+    source: Annotated[Path, typer.Argument(help="Hugging Face checkpoint.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
+    to: Annotated[
+        QuantizedForm,
+        typer.Option(
+            help="fp8-block: E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3. "
+            "int8: a scale for each row, as compressed-tensors.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Quantize the matrices of a checkpoint's layers, for engines of your own.
+
+    Embedding, output layer, norms, routers and towers stay as they are. Jobs train bf16: this is
+    for serving a trained model. Memory: one tensor and one file (5 GB).
+    """
+    _run(to.value, source, target, needs=("torch",))

@@ -15,14 +15,15 @@ from sluice_trainer.lora.checkpoint import is_adapter
 from sluice_trainer.lora.merging import extract_adapter, merge_adapter
 from sluice_trainer.model.dequantize import dequantize
 from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
+from sluice_trainer.model.quantize import quantize
 
 
 def main(arguments: list[str]) -> int:
     """Convert a checkpoint and print the path of the result.
 
     The arguments are hf-to-dist SOURCE TARGET, dist-to-hf CHECKPOINT LIKE TARGET, gguf-to-hf
-    SOURCE TARGET, dequantize SOURCE TARGET, merge-adapter ADAPTER LIKE TARGET, or extract-adapter
-    CHECKPOINT TARGET.
+    SOURCE TARGET, fp8-block SOURCE TARGET, int8 SOURCE TARGET, dequantize SOURCE TARGET,
+    merge-adapter ADAPTER LIKE TARGET, or extract-adapter CHECKPOINT TARGET.
     `sluice convert` checks and documents them.
     """
     direction, *paths = arguments
@@ -34,6 +35,10 @@ def main(arguments: list[str]) -> int:
         elif direction == "gguf-to-hf":
             source, target = map(Path, paths)
             gguf_to_hf(source, target)
+            print(target)
+        elif direction in ("fp8-block", "int8"):
+            source, target = map(Path, paths)
+            quantize(source, target, direction)
             print(target)
         elif direction == "dequantize":
             source, target = map(Path, paths)

@@ -1,7 +1,7 @@
 """Conversion of a quantized checkpoint to bf16, tensor by tensor.
 
 Three forms, in which models are released: FP8 in blocks (DeepSeek, GLM, Qwen), MXFP4 (gpt-oss), and
-the packed INT4 and FP8 of compressed-tensors (Kimi). Rounding by quantization is not undone.
+INT4, INT8 and FP8 of compressed-tensors (Kimi). Rounding by quantization is not undone.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _quantization(config: Config) -> dict[str, Any]:
 
 
 def _compressed(settings: dict[str, Any], source: Path) -> Scheme:
-    """Return the form of compressed-tensors: packed integers, or FP8."""
+    """Return the form of compressed-tensors: packed integers, or codes of a byte each."""
     kind = settings.get("format")
     groups = [group["weights"] for group in settings.get("config_groups", {}).values()]
     bits = {group.get("num_bits") for group in groups}
@@ -137,11 +137,12 @@ def _compressed(settings: dict[str, Any], source: Path) -> Scheme:
     if kind == "pack-quantized" and bits == {4} and symmetric:
         beside = (".weight_scale", ".weight_shape")
         return Scheme(".weight_packed", ".weight", beside, _packed_int4)
-    if kind == "float-quantized" and bits == {8}:
-        return Scheme(".weight", ".weight", (".weight_scale", ".input_scale"), _fp8_scaled)
+    if kind in ("float-quantized", "int-quantized") and bits == {8} and symmetric:
+        return Scheme(".weight", ".weight", (".weight_scale", ".input_scale"), _scaled)
     raise ConfigurationError(
         f"{source}/config.json: quantization_config: format {kind!r} with {sorted(map(str, bits))} "
-        "bits: expected pack-quantized with 4 bits and symmetric, or float-quantized with 8"
+        "bits: expected symmetric codes, pack-quantized with 4 bits, or float-quantized or "
+        "int-quantized with 8"
     )
 
 
@@ -178,7 +179,7 @@ def _fp8_blocks(blocks: tuple[int, ...]) -> Decode:
     return decode
 
 
-def _fp8_scaled(tensors: StoredTensors, base: str) -> Tensor:
+def _scaled(tensors: StoredTensors, base: str) -> Tensor:
     """Decode a matrix with one scale, or one for each row."""
     weight, scale = (tensors.read(f"{base}.{end}") for end in ("weight", "weight_scale"))
     return (weight.float() * scale.float()).bfloat16()

@@ -1,0 +1,101 @@
+"""Checkpoints are quantized as they are released, to the bit, and can be made bf16 again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sluice.runtime.pod_env import ConfigurationError
+from sluice_trainer.model.dequantize import dequantize
+from sluice_trainer.model.quantize import fp8_blocks, int8_rows, is_quantized, quantize
+from tests.integration.engines import save_model
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(128, 128), (200, 300), (3, 5)])
+def test_blocks_are_scaled_by_their_largest_value(rows: int, columns: int) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(rows, columns).bfloat16()
+    parts = fp8_blocks(weight)
+    assert parts["weight"].shape == (rows, columns)
+    for i, row in enumerate(range(0, rows, 128)):
+        for j, column in enumerate(range(0, columns, 128)):
+            block = slice(row, row + 128), slice(column, column + 128)
+            scale = weight[block].float().abs().max() / 448
+            assert parts["weight_scale_inv"][i, j] == scale
+            expected = (weight[block].float() / scale).to(torch.float8_e4m3fn)
+            assert torch.equal(parts["weight"][block].float(), expected.float())
+
+
+def test_a_block_of_zeros_stays_zero() -> None:
+    parts = fp8_blocks(torch.zeros(4, 4))
+    assert torch.equal(parts["weight"].float() * parts["weight_scale_inv"], torch.zeros(4, 4))
+
+
+def test_rows_are_rounded_to_the_nearest_code() -> None:
+    weight = torch.tensor([[1.0, -0.5, 0.003], [0.0, 0.0, 0.0]])
+    parts = int8_rows(weight)
+    assert parts["weight"].tolist() == [[127, -64, 0], [0, 0, 0]]
+    assert float(parts["weight_scale"][0]) == pytest.approx(1 / 127)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantized"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", True),
+        ("model.layers.3.mlp.experts.17.down_proj.weight", True),
+        ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", True),
+        ("model.language_model.layers.1.mlp.up_proj.weight", True),
+        ("model.layers.0.self_attn.q_proj.bias", False),
+        ("model.layers.0.mlp.gate.weight", False),
+        ("model.layers.0.input_layernorm.weight", False),
+        ("model.embed_tokens.weight", False),
+        ("lm_head.weight", False),
+        ("vision_tower.encoder.layers.0.self_attn.q_proj.weight", False),
+    ],
+)
+def test_matrices_of_layers_are_quantized(name: str, quantized: bool) -> None:
+    assert is_quantized(name) is quantized
+
+
+@pytest.mark.parametrize(("form", "bound"), [("fp8-block", 0.04), ("int8", 0.01)])
+def test_a_model_can_be_quantized_and_made_bf16_again(
+    tmp_path: Path, form: str, bound: float
+) -> None:
+    source = save_model(tmp_path / "model", seed=1, tie_word_embeddings=False)
+    quantize(source, tmp_path / "quantized", form)
+    config = json.loads((tmp_path / "quantized/config.json").read_text())
+    described = json.dumps(config["quantization_config"])
+    assert '"lm_head"' in described
+    assert "q_proj" not in described
+    stored = load_file(tmp_path / "quantized/model.safetensors")
+    before = load_file(source / "model.safetensors")
+    assert {name for name in before if is_quantized(name)} <= stored.keys()
+    assert torch.equal(stored["lm_head.weight"], before["lm_head.weight"])
+    dequantize(tmp_path / "quantized", tmp_path / "plain")
+    after = load_file(tmp_path / "plain/model.safetensors")
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        assert _error(after[name], tensor) < (bound if is_quantized(name) else 1e-9), name
+    with pytest.raises(ConfigurationError, match="is quantized already: `sluice convert dequant"):
+        quantize(tmp_path / "quantized", tmp_path / "again", form)
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference, by that of the values."""
+    difference = (actual.float() - expected.float()).square().mean().sqrt()
+    return float(difference / expected.float().square().mean().sqrt().clamp(min=1e-12))
+
+
+def test_a_checkpoint_without_matrices_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    save_file({"a": torch.ones(1)}, source / "model.safetensors")
+    with pytest.raises(ConfigurationError, match="has no matrix of a layer"):
+        quantize(source, tmp_path / "quantized", "int8")
+    assert not (tmp_path / "quantized").exists()
