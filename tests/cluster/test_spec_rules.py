@@ -25,6 +25,40 @@ NFS = {"nfs": {"server": "s", "path": "/"}}
 ONE_NODE = {"storage": {"accessModes": ["ReadWriteOnce"]}}
 FSDP_LORA = {"backend": "fsdp", "lora": {}}
 PASS_AT = {"datasets": [{"path": "e"}, {"path": "f", "samplesPerPrompt": 4}]}
+IMAGES: dict[str, Any] = {
+    "data": {"prompts": [{"path": "p.jsonl"}], "images": {}},
+    "trainer": {"steps": 1, "backend": "fsdp"},
+}
+# Groups that a job with images cannot have.
+WITHOUT_IMAGES: list[tuple[dict[str, Any], str]] = [
+    ({"rollout": {"engine": "vllm"}}, "data.images needs an engine that gets images"),
+    ({"rollout": {"engine": "transformers"}}, "data.images needs an engine that gets images"),
+    (
+        {
+            "rollout": {"pool": "shared"},
+            "trainer": {"steps": 1, **FSDP_LORA},
+            "weightSync": {"lora": "adapter", "pauseMode": "versions"},
+        },
+        "engines of a pool get no images",
+    ),
+    ({"rollout": {"environment": {"command": ["play"]}}}, "gateway takes no images"),
+    ({"reward": {"model": {"url": "http://judge"}}}, "a reward model gets no images"),
+    ({"debug": {"replay": "runs/rollouts"}}, "dumped rollouts name their images"),
+    (
+        {"weightSync": {"lora": "adapter"}, "trainer": {"steps": 1, **FSDP_LORA}},
+        "engines serve no adapter of a model with images",
+    ),
+    ({"trainer": {"steps": 1}}, "Megatron trains language models alone"),
+    (
+        {"trainer": {"steps": 1, **FSDP_LORA, "freeze": []}},
+        "adapters are added to the language model",
+    ),
+    ({"algorithm": {"loss": {"type": "sft"}}}, "given answers cannot have images yet"),
+    (
+        {"algorithm": {"distillation": {"teacher": {"path": "t"}}}},
+        "a teacher in the trainer gets no images yet",
+    ),
+]
 NONSENSE: list[tuple[dict[str, Any], str]] = [
     (
         {"trainer": {"steps": 4, "resources": {"limits": {"nvidia.com/gpu": 1}}}},
@@ -40,6 +74,16 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     (
         {"rollout": {"engine": "vllm", "sampling": {"temperature": 0.7, "topK": 5}}},
         "vLLM gives log-probs of all",
+    ),
+    ({"rollout": {"engine": "transformers", "gpusPerReplica": 2}}, "on a CPU or on one GPU"),
+    (
+        {"rollout": {"engine": "transformers"}, "trainer": {"steps": 1, "colocate": True}},
+        "cannot give its memory to the trainer",
+    ),
+    *((IMAGES | groups, reason) for groups, reason in WITHOUT_IMAGES),
+    (
+        {"trainer": {"steps": 1, "backend": "fsdp", "freeze": ["vision"]}},
+        "freeze names parts of a vision-language model",
     ),
     *(
         ({"rollout": {"engineArgs": arguments}}, "no update reaches a draft model")
@@ -363,6 +407,9 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
 ]
 SENSIBLE: list[dict[str, Any]] = [
+    IMAGES,
+    IMAGES | {"trainer": {"steps": 1, "backend": "fsdp", "freeze": []}},
+    {"rollout": {"engine": "transformers", "gpusPerReplica": 1}},
     {"rollout": {"engine": "vllm", "sampling": {"temperature": 0.7}}},
     {"rollout": {"engine": "vllm", "sampling": {"topP": 0.9}}},
     {"rollout": {"mode": "async", "maxStaleness": 1}},
