@@ -1,7 +1,7 @@
 """transformers: a plain server for any model that transformers has, for tests and debugging.
 
-It is the smallest example of an engine. It has no prefix cache, no kernels of its own and no
-parallelism; what it computes is what the model's code in transformers computes.
+It is the smallest example of an engine. It has no prefix cache, no special kernels and no
+parallelism: it computes what the model's code in transformers computes.
 """
 
 from __future__ import annotations

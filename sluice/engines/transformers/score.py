@@ -38,8 +38,10 @@ class Scorer:
         """Return the log-probs of the last `count` tokens at temperature 1; nan if unknown."""
         if images:
             raise ScoringError(f"{self._url} takes no images from sluice")
-        known = min(count, len(tokens) - 1)  # nothing precedes the first token
-        answer = await self._score.post({"tokens": tokens, "count": known})
+        following = min(count, len(tokens) - 1)  # nothing precedes the first token
+        if not following:
+            return [math.nan] * count
+        answer = await self._score.post({"tokens": tokens, "count": following})
         try:
             values = [float(value) for value in answer["log_probs"]]
         except (KeyError, TypeError, ValueError) as error:
@@ -47,4 +49,4 @@ class Scorer:
                 f"not an answer of sluice's engine transformers: {type(error).__name__} {error}",
                 "invalid",
             ) from error
-        return [math.nan] * (count - known) + values
+        return [math.nan] * (count - following) + values

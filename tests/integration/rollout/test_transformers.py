@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -72,6 +73,21 @@ async def test_a_seed_gives_the_same_tokens_whatever_else_runs(
 async def test_what_it_lacks_is_refused_by_name(engine: Client, server: TransformersServer) -> None:
     with pytest.raises(PromptRefusedError, match="has nothing for json_schema; it has temperature"):
         await engine.generate("one", PROMPT, {"max_new_tokens": 5, "json_schema": "{}"})
+
+
+async def test_a_bad_request_harms_no_other(engine: Client, server: TransformersServer) -> None:
+    sampling = {"max_new_tokens": 200, "ignore_eos": True}
+    fine = asyncio.create_task(engine.generate("fine", PROMPT, sampling))
+    await server.generated(5)
+    for ids, given in (
+        ([1 << 20], {}),
+        ([-1], {}),
+        (PROMPT, {"stop_token_ids": [1 << 20]}),
+        (PROMPT, {"top_k": "three"}),
+    ):
+        with pytest.raises(PromptRefusedError, match=r"token id|top_k"):
+            await engine.generate("bad", ids, {"max_new_tokens": 5, **given})
+    assert len((await fine).tokens) == 200
 
 
 async def test_as_a_teacher_it_scores_given_tokens_at_temperature_1(

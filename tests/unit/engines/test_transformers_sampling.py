@@ -70,3 +70,25 @@ def test_what_cannot_be_done_is_refused(given: dict[str, float], message: str) -
 def test_parameters_without_effect_are_taken() -> None:
     given = {"skip_special_tokens": True, "frequency_penalty": 0.0, "stop": "end", "top_k": 5}
     assert SamplingParameters.read(given) == SamplingParameters(stop=("end",), top_k=5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"top_k": "5"},
+        {"top_k": 2.5},
+        {"max_new_tokens": True},
+        {"min_new_tokens": "3"},
+        {"sampling_seed": "x"},
+        {"stop": [1]},
+        {"stop_token_ids": ["1"]},
+        {"top_p": "0.5"},
+        {"temperature": float("nan")},
+    ],
+    ids=str,
+)
+def test_values_of_another_kind_are_refused_before_they_reach_other_requests(
+    given: dict[str, object],
+) -> None:
+    with pytest.raises(RefusedError, match="sampling: "):
+        SamplingParameters.read(given)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sluice.engines.transformers.server.model import ServedModel
 from sluice.engines.transformers.server.sampling import SamplingParameters, choose
@@ -18,6 +19,9 @@ from sluice.engines.transformers.server.sampling import SamplingParameters, choo
 PauseMode = Literal["in_place", "retract", "abort"]
 # Token in places that no attention sees.
 _PADDING = 0
+# Tokens before the longest stop text that are decoded with it, because some tokenizers render the
+# first token of a text in another way.
+_STOP_MARGIN = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +48,13 @@ class Request:
         if not self.spans or self.spans[-1][0] != version:
             self.spans.append([version, len(self.tokens) - 1, len(self.tokens)])
         self.spans[-1][2] = len(self.tokens)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error that is the engine's. A request that has ended stays as it is."""
+        if not self.finish:
+            self.finish = "failed"
+            reason = f"{type(error).__name__}: {error}"
+            self.answer.set_exception(RuntimeError(f"the engine failed: {reason}"))
 
     def end(self, finish: str) -> None:
         """Answer with what there is. A request that has ended stays as it is."""
@@ -148,7 +159,7 @@ class Batch:
             self._wake.notify_all()
 
     def run(self) -> None:
-        """Generate until `stop`. Runs in a thread of its own, which alone computes tokens."""
+        """Generate until `stop`, in the only thread that computes tokens."""
         while self._wait_for_work():
             try:
                 with self.weights:
@@ -171,9 +182,7 @@ class Batch:
         with self._wake:
             failed, self._rows, self._cache = self._rows, [], None
         for request in failed:
-            if not request.finish:
-                request.finish = "failed"
-                request.answer.set_exception(error)
+            request.fail(error)
 
     def _step(self) -> None:
         """Compute one token of each row."""
@@ -187,7 +196,7 @@ class Batch:
         with self._wake:  # an abort answers with whole tokens
             for row, scores in zip(self._rows, logits.scores, strict=True):
                 if not row.finish:
-                    self._take(row, scores)
+                    self._take_or_fail(row, scores)
             alive = [[float(not row.finish)] for row in self._rows]
             if not self.running:
                 self._rows, self._cache = [], None  # frees the memory of the cache
@@ -200,24 +209,26 @@ class Batch:
         free = self._most - len(rows)
         joining, self._waiting = self._waiting[:free], self._waiting[free:]
         self._rows, self._cache = [*rows, *joining], None
-        longest = max((len(row.prompt) + len(row.tokens) for row in self._rows), default=0)
-        self._mask = torch.tensor(
-            [
-                [float(at >= longest - len(row.prompt) - len(row.tokens)) for at in range(longest)]
-                for row in self._rows
-            ],
-            device=self.model.device,
-        )
+        lengths = torch.tensor([len(row.prompt) + len(row.tokens) for row in self._rows])
+        longest = int(lengths.max()) if self._rows else 0
+        padding = (longest - lengths)[:, None]
+        self._mask = (torch.arange(longest) >= padding).float().to(self.model.device)
 
     def _ids(self) -> Tensor:
         """Return the [rows, t] tokens to compute: the newest ones, or all, padded on the left."""
         if self._cache is not None:
-            ids = [[row.tokens[-1] if not row.finish else _PADDING] for row in self._rows]
+            newest = [row.tokens[-1] if not row.finish else _PADDING for row in self._rows]
+            ids = torch.tensor(newest)[:, None]
         else:
-            width = self._mask.shape[1]
-            whole = [row.prompt + row.tokens for row in self._rows]
-            ids = [[_PADDING] * (width - len(row)) + row for row in whole]
-        return torch.tensor(ids, device=self.model.device)
+            whole = [torch.tensor(row.prompt + row.tokens) for row in self._rows]
+            ids = pad_sequence(whole, True, _PADDING, padding_side="left")
+        return ids.to(self.model.device)
+
+    def _take_or_fail(self, row: Request, scores: Tensor) -> None:
+        try:
+            self._take(row, scores)
+        except Exception as error:  # such as logits that are not finite: the other rows go on
+            row.fail(error)
 
     def _take(self, row: Request, scores: Tensor) -> None:
         """Draw the next token of a row, and end the row if it is the last one."""
@@ -237,11 +248,14 @@ class Batch:
             row.end("length")
 
     def _stopped_by(self, row: Request) -> str:
-        """Return the stop text that the response contains; empty if none."""
-        if not row.parameters.stop or len(row.tokens) < row.parameters.min_new_tokens:
+        """Return the stop text that the newest token completes; empty if none."""
+        stops = row.parameters.stop
+        if not stops or len(row.tokens) < row.parameters.min_new_tokens:
             return ""
-        text = self.model.decode(row.tokens)
-        return next((stop for stop in row.parameters.stop if stop in text), "")
+        # Each token has at least a byte. Older tokens cannot belong to a stop that ends now.
+        reach = max(len(stop.encode()) for stop in stops) + _STOP_MARGIN
+        text = self.model.decode(row.tokens[-reach:])
+        return next((stop for stop in stops if stop in text), "")
 
     def _is_full(self, row: Request) -> bool:
         length = len(row.prompt) + len(row.tokens)

@@ -80,8 +80,8 @@ class Server:
         try:
             return await handler(request)
         except (KeyError, TypeError, ValueError) as error:
-            known = isinstance(error, RefusedError)
-            return _refused(str(error) if known else f"{type(error).__name__}: {error}", 400)
+            named = "" if isinstance(error, RefusedError) else f"{type(error).__name__}: "
+            return _refused(f"{named}{error}", 400)
         except web.HTTPException:
             raise
         except Exception as error:  # whatever a model's code or a collective raises
@@ -122,6 +122,11 @@ class Server:
         body = await request.json()
         prompt = [int(token) for token in body["input_ids"]]
         parameters = SamplingParameters.read(body["sampling"])
+        if unknown := self.model.unknown_ids((*prompt, *parameters.stop_token_ids)):
+            raise RefusedError(
+                f"token id {unknown[0]}: expected 0 to {self.model.vocabulary - 1}, the ids of the "
+                "model's embedding"
+            )
         if not 0 < len(prompt) < self.model.context_tokens:
             raise RefusedError(
                 f"input_ids: {len(prompt)} tokens, expected at least one and fewer than the "
@@ -137,10 +142,16 @@ class Server:
 
     async def log_probs(self, request: web.Request) -> web.Response:
         body = await request.json()
+        tokens, count = [int(token) for token in body["tokens"]], int(body["count"])
+        if self.model.unknown_ids(tokens) or not 0 < count < len(tokens):
+            raise RefusedError(
+                f"tokens: expected ids from 0 to {self.model.vocabulary - 1}, and a count of 1 to "
+                f"{len(tokens) - 1}"
+            )
 
         def score() -> list[float]:
             with self.batch.weights:
-                return self.model.log_probs(body["tokens"], body["count"])
+                return self.model.log_probs(tokens, count)
 
         return web.json_response({"log_probs": await asyncio.to_thread(score)})
 

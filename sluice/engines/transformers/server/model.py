@@ -69,10 +69,15 @@ class ServedModel:
         make = self._draw if options.draw_weights else self._read
         self._use(make(options.directory))
         self.ends = _ends(self._net)
-        # Of the present update: names that are the model's own, and tensors that it has in another
+        self.vocabulary = int(self._net.get_input_embeddings().weight.shape[0])
+        # In the present update: names that the model has itself, and tensors that it keeps in another
         # form.
         self._direct: set[str] = set()
         self._converted: dict[str, Tensor] = {}
+
+    def unknown_ids(self, tokens: Iterable[int]) -> list[int]:
+        """Return the token ids that the model has no embedding for."""
+        return [token for token in tokens if not 0 <= token < self.vocabulary]
 
     def decode(self, tokens: list[int]) -> str:
         text: str = self._tokenizer.decode(tokens)

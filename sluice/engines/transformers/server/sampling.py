@@ -77,11 +77,19 @@ class SamplingParameters:
         return parameters
 
     def _check(self) -> None:
+        for name in ("top_k", "max_new_tokens", "min_new_tokens", "sampling_seed"):
+            value = getattr(self, name)
+            optional = name == "sampling_seed" and value is None
+            if not optional and (isinstance(value, bool) or not isinstance(value, int)):
+                raise RefusedError(f"sampling: {name} must be a whole number, found {value!r}")
+        for name, kind in (("stop", str), ("stop_token_ids", int)):
+            if not all(isinstance(entry, kind) for entry in getattr(self, name)):
+                raise RefusedError(f"sampling: {name}: expected entries of type {kind.__name__}")
         if not (isinstance(self.temperature, int | float) and self.temperature >= 0):
             raise RefusedError(
                 f"sampling: temperature must be non-negative, found {self.temperature}"
             )
-        if not 0 < self.top_p <= 1:
+        if not (isinstance(self.top_p, int | float) and 0 < self.top_p <= 1):
             raise RefusedError(f"sampling: top_p must be above 0 and at most 1, found {self.top_p}")
         if self.max_new_tokens < 1:
             raise RefusedError(
@@ -103,7 +111,7 @@ def choose(
     logits
         [vocabulary] float32.
     parameters
-        Of the request.
+        The request's parameters.
     generator
         The source of chance, on the device of the logits.
 
@@ -120,7 +128,7 @@ def choose(
 def truncated(probabilities: Tensor, top_p: float, top_k: int) -> Tensor:
     """Return the [vocabulary] probabilities with 0 for the tokens that are left out.
 
-    Of equally likely tokens those with smaller numbers count as more likely.
+    If tokens are equally likely, the one with the smaller number counts as more likely.
     """
     if top_p >= 1 and top_k <= 0:
         return probabilities
