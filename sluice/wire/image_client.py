@@ -7,13 +7,13 @@ the least recently used copies are dropped once they take more than a number of 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import grpc.aio
 
 from sluice.images.image import Image
+from sluice.runtime.recent import Recent
 from sluice.wire import codec, rpc
 from sluice.wire.buffer_locator import BufferLocator
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -42,7 +42,7 @@ class ImageClient:
 
     def __init__(self, buffer: BufferLocator, kept_bytes: int = KEPT_BYTES) -> None:
         self._buffer = buffer
-        self._kept = _RecentImages(kept_bytes)
+        self._kept: Recent[Image] = Recent(kept_bytes)
 
     async def get(self, digests: Sequence[str]) -> list[Image]:
         """Return images in the order of their digests.
@@ -63,7 +63,7 @@ class ImageClient:
             part = missing[start : start + MAX_DIGESTS]
             for digest, image in (await self._fetch(part)).items():
                 found[digest] = image
-                self._kept.put(digest, image)
+                self._kept.put(digest, image, len(image.data))
         return [found[digest] for digest in digests]
 
     async def put(self, lease_id: str, images: Iterable[Image]) -> None:
@@ -110,28 +110,6 @@ class ImageClient:
                 raise
 
         return await rpc.retrying(attempt, what=f"{method} at the buffer", seconds=PATIENCE_SECONDS)
-
-
-class _RecentImages:
-    """Images by digest; the least recently used ones make room for others."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._size = limit, 0
-        self._images: OrderedDict[str, Image] = OrderedDict()
-
-    def get(self, digest: str) -> Image | None:
-        image = self._images.get(digest)
-        if image is not None:
-            self._images.move_to_end(digest)
-        return image
-
-    def put(self, digest: str, image: Image) -> None:
-        if digest not in self._images:
-            self._size += len(image.data)
-        self._images[digest] = image
-        while self._size > self._limit:
-            _, dropped = self._images.popitem(last=False)
-            self._size -= len(dropped.data)
 
 
 async def _chunks(messages: Iterable[common.Image]) -> AsyncIterator[common.Chunk]:

@@ -199,7 +199,7 @@ class HttpClient:
         try:
             async with self.request("GET", path, seconds) as answer:
                 if answer.status != 200:
-                    reason = _message(await answer.text())
+                    reason = refusal_text(await answer.text())
                     raise EngineError(f"engine {self.url}{path} answered {answer.status}: {reason}")
                 body: dict[str, Any] = await answer.json()
                 return body
@@ -221,7 +221,7 @@ def version_number(text: str) -> int:
     return int(text) if text.isdigit() else UNKNOWN_VERSION
 
 
-def _message(text: str) -> str:
+def refusal_text(text: str) -> str:
     """Return what a refusal says: its field `message`, or else its text."""
     try:
         return str(json.loads(text)["message"])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sluice.engines.single_tensors import SingleTensors
 from sluice.engines.transformers.launch import Launch
-from sluice.engines.transformers.layout import Layout
 
 if TYPE_CHECKING:
     import aiohttp
@@ -21,7 +21,7 @@ class Transformers:
     """The engine transformers. Modules that speak HTTP are imported only when they are used."""
 
     def __init__(self) -> None:
-        self.launch, self.layout = Launch(), Layout()
+        self.launch, self.layout = Launch(), SingleTensors()
 
     def client(self, url: str) -> Client:
         from sluice.engines.transformers.client import Client

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.engines.http.client import PROBE_SECONDS, HttpClient, version_number
+from sluice.engines.http.client import PROBE_SECONDS, HttpClient, refusal_text, version_number
 from sluice.engines.protocol import EngineError, Generation, PromptRefusedError, ServerInfo
 from sluice.samples.sample import WeightSpan
 
@@ -59,7 +59,7 @@ class Client(HttpClient):
         if status == 200:
             return generation(text)
         kind = PromptRefusedError if status == 400 else EngineError
-        raise kind(f"engine answered {status}: {_message(text)}")
+        raise kind(f"engine answered {status}: {refusal_text(text)}")
 
 
 def generation(text: str) -> Generation:
@@ -77,10 +77,3 @@ def generation(text: str) -> Generation:
         raise EngineError(
             f"engine: not an answer of sluice's engine transformers: {type(error).__name__} {error}"
         ) from error
-
-
-def _message(text: str) -> str:
-    try:
-        return str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        return text[:500]

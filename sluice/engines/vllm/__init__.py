@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sluice.engines.single_tensors import SingleTensors
 from sluice.engines.vllm.launch import Launch
-from sluice.engines.vllm.layout import Layout
 
 if TYPE_CHECKING:
     import aiohttp
@@ -17,7 +17,8 @@ class Vllm:
     """The engine vLLM. Modules that speak HTTP are imported only when they are used."""
 
     def __init__(self) -> None:
-        self.launch, self.layout = Launch(), Layout()
+        # vLLM's layerwise reload keeps the tensors of a layer until it has all of them.
+        self.launch, self.layout = Launch(), SingleTensors(untied=("deepseek_v3", "glm4_moe"))
 
     def client(self, url: str) -> Client:
         from sluice.engines.vllm.client import Client

@@ -14,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _world
 
-from sluice.engines.vllm.layout import Layout
+from sluice.engines.vllm import Vllm
 from sluice.engines.vllm.plugin.__main__ import PATH
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.ipc import Ipc, handle
@@ -33,7 +33,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture
 def bucket() -> Iterator[Bucket]:
     Ipc()
-    [tensor] = buckets(SENT, 1 << 20, Layout())
+    [tensor] = buckets(SENT, 1 << 20, Vllm().layout)
     yield tensor
     torch.multiprocessing.set_sharing_strategy("file_descriptor")
 

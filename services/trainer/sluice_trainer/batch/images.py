@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from sluice.images.image import Image
 from sluice.images.processor import ImageProcessor, Pixels
+from sluice.runtime.recent import Recent
 from sluice.samples.sample import Sample, SampleGroup, SampleStatus, TokenSequence, WeightSpan
 from sluice.samples.turns import BRANCH_TURNS, TURNS, TurnSpan, records_of, spans_of
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_trainer.memory.recent import Recent
 
 Int64 = npt.NDArray[np.int64]
 # Digests -> images in their order.

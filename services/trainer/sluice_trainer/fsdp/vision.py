@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import __version__
 
+from sluice.runtime.recent import Recent
 from sluice_trainer.batch.images import BatchImage
 from sluice_trainer.fsdp.families import backbone
 from sluice_trainer.fsdp.row import Row
 from sluice_trainer.fsdp.row_images import rope_positions
-from sluice_trainer.memory.recent import Recent
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 # The features [tokens, h] of images, and those of earlier layers of the tower that the decoder's

@@ -6,9 +6,6 @@ INT4, INT8 and FP8 of compressed-tensors (Kimi). Rounding by quantization is not
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +17,9 @@ from torch import Tensor
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.model.huggingface_files import (
     SHARD_BYTES,
-    WEIGHT_FILES,
     Config,
     StoredTensors,
+    check_new,
     read_config,
     save_hf,
     stored,
@@ -74,16 +71,16 @@ def dequantize(source: Path, target: Path, *, shard_bytes: int = SHARD_BYTES) ->
     """
     config = read_config(source)
     scheme = scheme_of(config, source)
-    if target.exists() and any(target.iterdir()):
-        raise ConfigurationError(f"{target} is not empty; expected a new directory")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with stored(source) as tensors, tempfile.TemporaryDirectory(dir=target.parent) as directory:
-        # The new checkpoint is written at once, and so needs its config.json before.
-        like = Path(directory) / "like"
-        ignored = shutil.ignore_patterns(*WEIGHT_FILES, ".*", "original", "checkpoints")
-        shutil.copytree(source, like, ignore=ignored)
-        (like / "config.json").write_text(json.dumps(plain_config(config), indent=2) + "\n")
-        save_hf(decoded(tensors, scheme), target, like, shard_bytes=shard_bytes)
+    check_new(target)
+    with stored(source) as tensors:
+        save_hf(
+            decoded(tensors, scheme),
+            target,
+            source,
+            shard_bytes=shard_bytes,
+            config=plain_config(config),
+            whole=True,
+        )
 
 
 def plain_config(config: Config) -> Config:

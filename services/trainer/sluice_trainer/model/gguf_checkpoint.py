@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.runtime.pod_env import ConfigurationError
+from sluice_trainer.model.huggingface_files import check_new
 
 
 def gguf_to_hf(source: Path, target: Path) -> None:
@@ -23,8 +24,7 @@ def gguf_to_hf(source: Path, target: Path) -> None:
     """
     if not source.is_file():
         raise ConfigurationError(f"{source}: no such file; expected a model that ends with .gguf")
-    if target.exists() and any(target.iterdir()):
-        raise ConfigurationError(f"{target} is not empty; expected a new directory")
+    check_new(target)
     if importlib.util.find_spec("gguf") is None:
         raise ConfigurationError("the package gguf is not installed: pip install gguf==0.19.0")
     try:

@@ -191,6 +191,7 @@ def save_hf(
     *,
     shard_bytes: int = SHARD_BYTES,
     config: Config | None = None,
+    whole: bool = False,
 ) -> None:
     """Write a Hugging Face checkpoint.
 
@@ -208,8 +209,10 @@ def save_hf(
     shard_bytes
         Size of a file.
     config
-        Configuration of a model that does not have all tensors of the source. It is written with
-        the dtype of the tensors, in place of the source's.
+        Configuration to write in place of the source's. It gets the dtype of the tensors, and no
+        layers that predict further tokens, because the tensors have none.
+    whole
+        The tensors are all of the source's: `config` is written as it is.
 
     """
     temporary = directory.with_name(f".{directory.name}.tmp")
@@ -221,10 +224,16 @@ def save_hf(
     )
     dtype = _write_shards(tensors, temporary, shard_bytes)
     if config is not None:
-        text = json.dumps(_described(config, dtype), indent=2)
+        text = json.dumps(config if whole else _described(config, dtype), indent=2)
         (temporary / "config.json").write_text(text + "\n")
     shutil.rmtree(directory, ignore_errors=True)
     temporary.rename(directory)
+
+
+def check_new(directory: Path) -> None:
+    """Raise ConfigurationError if a directory to write has files already."""
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigurationError(f"{directory} is not empty; expected a new directory")
 
 
 def read_config(directory: Path) -> Config:

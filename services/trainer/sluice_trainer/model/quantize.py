@@ -7,10 +7,7 @@ row. Both are symmetric, and activations are quantized by the engine.
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +18,8 @@ from torch import Tensor
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.model.huggingface_files import (
     SHARD_BYTES,
-    WEIGHT_FILES,
-    Config,
     StoredTensors,
+    check_new,
     read_config,
     save_hf,
     stored,
@@ -56,20 +52,19 @@ def quantize(source: Path, target: Path, form: str, *, shard_bytes: int = SHARD_
         raise ConfigurationError(
             f"{source} is quantized already: `sluice convert dequantize` makes bf16 of it first"
         )
-    if target.exists() and any(target.iterdir()):
-        raise ConfigurationError(f"{target} is not empty; expected a new directory")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    check_new(target)
     encode, settings = _FORMS[form]
-    with stored(source) as tensors, tempfile.TemporaryDirectory(dir=target.parent) as directory:
-        chosen = [name for name in tensors.names if is_quantized(name)]
-        if not chosen:
+    with stored(source) as tensors:
+        if not any(map(is_quantized, tensors.names)):
             raise ConfigurationError(f"{source} has no matrix of a layer (..._proj.weight)")
-        like = Path(directory) / "like"
-        ignored = shutil.ignore_patterns(*WEIGHT_FILES, ".*", "original", "checkpoints")
-        shutil.copytree(source, like, ignore=ignored)
-        described: Config = config | {"quantization_config": settings(_kept(tensors))}
-        (like / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-        save_hf(_encoded(tensors, encode), target, like, shard_bytes=shard_bytes)
+        save_hf(
+            _encoded(tensors, encode),
+            target,
+            source,
+            shard_bytes=shard_bytes,
+            config=config | {"quantization_config": settings(_kept(tensors))},
+            whole=True,
+        )
 
 
 def is_quantized(name: str) -> bool:

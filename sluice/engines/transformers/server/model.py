@@ -70,8 +70,8 @@ class ServedModel:
         self._use(make(options.directory))
         self.ends = _ends(self._net)
         self.vocabulary = int(self._net.get_input_embeddings().weight.shape[0])
-        # In the present update: names that the model has itself, and tensors that it keeps in another
-        # form.
+        # In the present update: names that the model has itself, and tensors that it keeps in
+        # another form.
         self._direct: set[str] = set()
         self._converted: dict[str, Tensor] = {}
 

@@ -1,12 +1,8 @@
-"""The form in which vLLM takes tensors: one by one, by their names in a Hugging Face checkpoint.
-
-An update uses vLLM's layerwise reload, which keeps the tensors of a layer until it has all of them,
-so no tensors have to come in one bucket.
-"""
+"""The layout of engines that take tensors one by one, by their names in a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from sluice.api import RLJobSpec
@@ -14,16 +10,24 @@ from sluice.api import RLJobSpec
 T = TypeVar("T")
 
 
-class Layout:
-    """The layout of vLLM."""
+class SingleTensors:
+    """A layout without tensors that must be joined, split or come together.
 
-    untied = ("deepseek_v3", "glm4_moe")
+    Parameters
+    ----------
+    untied
+        The `model_type` of families whose embedding is never the engine's output layer.
+
+    """
+
+    def __init__(self, untied: Sequence[str] = ()) -> None:
+        self.untied = untied
 
     def takes_stacks(self, spec: RLJobSpec) -> bool:
         return False
 
     def stack_name(self, experts: str, *, gated: bool) -> str:
-        raise NotImplementedError("vLLM takes experts one by one")
+        raise NotImplementedError("the engine takes experts one by one")
 
     def inseparable(self, tensors: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
         """Yield each tensor alone."""

@@ -30,7 +30,9 @@ class Recent(Generic[T]):
         return self._kept[name][0]
 
     def put(self, name: str, value: T, size: int) -> T:
-        """Keep a value of `size` bytes that is not kept yet, and return it."""
+        """Keep a value of `size` bytes, and return it."""
+        if name in self._kept:
+            self._size -= self._kept.pop(name)[1]
         self._kept[name] = value, size
         self._size += size
         while self._size > self._limit and len(self._kept) > 1:
