@@ -136,7 +136,7 @@ def dequantize(
 ) -> None:
     """Convert a quantized Hugging Face checkpoint to bf16, which can be trained.
 
-    FP8 in blocks (DeepSeek, GLM, Qwen), MXFP4 (gpt-oss), and INT4, INT8 and FP8 of
+    FP8 in blocks (DeepSeek, Qwen), MXFP4 (gpt-oss), and INT4, INT8 and FP8 of
     compressed-tensors (Kimi). Memory: one tensor and one file (5 GB).
     """
     _run("dequantize", source, target, needs=("torch",))

@@ -186,13 +186,13 @@ class ImageProcessor:
             There are more or fewer placeholders than images.
 
         """
-        stands = tokens == self.placeholder
+        is_placeholder = tokens == self.placeholder
         if sampled is not None:
-            stands &= sampled == 0
-        if (places := int(stands.sum())) != len(counts):
+            is_placeholder &= sampled == 0
+        if (places := int(is_placeholder.sum())) != len(counts):
             raise ValueError(f"{places} placeholders of images in the tokens, {len(counts)} images")
         repeats = np.ones(len(tokens), np.int64)
-        repeats[stands] = counts
+        repeats[is_placeholder] = counts
         source = np.repeat(np.arange(len(tokens)), repeats)
         return tokens[source], source
 

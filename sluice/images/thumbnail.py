@@ -12,6 +12,8 @@ from sluice.images.image import Image
 # Below the directory of the run's samples.
 DIRECTORY = "images"
 SIDE = 160  # pixels
+# Images of a prompt that have one.
+PER_PROMPT = 4
 
 
 def path_of(samples: Path, digest: str) -> Path:
@@ -26,8 +28,8 @@ def write(samples: Path, image: Image) -> None:
     path = path_of(samples, image.digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     with Pillow.open(io.BytesIO(image.data)) as opened:
+        opened.thumbnail((SIDE, SIDE))  # decodes a JPEG at an eighth of its size
         small = opened.convert("RGB")
-    small.thumbnail((SIDE, SIDE))
     unfinished = path.with_suffix(".tmp")
     small.save(unfinished, "JPEG", quality=80)
     unfinished.replace(path)

@@ -267,8 +267,8 @@ class TokenSequence:
                 )
         if count > len(self.tokens):
             raise SampleError(
-                f"{name}.images: {count} images for {len(self.tokens)} tokens; each has one token "
-                "of its own"
+                f"{name}.images: {count} images for {len(self.tokens)} tokens; each has one "
+                "placeholder"
             )
         if not 0 <= self.image_tokens <= count * MAX_IMAGE_TOKENS:
             raise SampleError(

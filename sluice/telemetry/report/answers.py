@@ -14,7 +14,6 @@ from sluice.telemetry import run_directory
 
 _EVALUATED = re.compile(r"eval_(?P<dataset>.+)_(?P<version>\d+)\.jsonl")
 _PROMPTS, _MOMENTS, _ROWS, _LONGEST = 4, 4, 12, 600
-_IMAGES = 4  # of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def newest(directory: Path) -> tuple[list[str], list[SampleRow]]:
 def _images(directory: Path, record: Mapping[str, Any]) -> list[str]:
     prompt = record.get("prompt")
     digests = referred(prompt) if isinstance(prompt, list) else []
-    return thumbnail.data_urls(directory / "samples", digests[:_IMAGES])
+    return thumbnail.data_urls(directory / "samples", digests[: thumbnail.PER_PROMPT])
 
 
 def _evaluations(directory: Path) -> dict[int, Path]:

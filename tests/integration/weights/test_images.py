@@ -142,7 +142,7 @@ async def test_updates_bring_the_language_model_alone_or_with_the_tower(
     make_sender: MakeSender,
     tmp_path: Path,
 ) -> None:
-    assert kept_parts_of(source), "the tower is a part of its own"
+    assert kept_parts_of(source), "the tower is a separate part"
     names = [name for name, _ in tensors(source)]
     language = set(trained_names(transformers.AutoConfig.from_pretrained(source).to_dict(), names))
     await join_engine("rollout-0", seeing.address)

@@ -34,7 +34,7 @@ from tests.unit.buffer.buffer_tools import (
     shard_group,
 )
 
-# Of several pieces, and small ones.
+# Images of several pieces, and small ones.
 IMAGES = [Image("image/png", 1, 1, bytes([i]) * size) for i, size in enumerate((300_000, 1, 5000))]
 # In no row.
 FURTHER = Image("image/png", 2, 2, b"further")

@@ -269,7 +269,7 @@ def test_a_page_shows_the_images_of_prompts(tmp_path: Path) -> None:
     assert "user: [image]What?" in text
     assert "img-src data:" in text
     # Once in the table of answers over time, once in that of the latest answers. The other image
-    # has no thumbnail, but a row of its own.
+    # has no thumbnail, but a separate row.
     assert text.count('<img src="data:image/jpeg;base64,') == 2
     assert text.count("answer 1 of 0") == 1
     with Pillow.open(thumbnail.path_of(samples, images[0].digest)) as small:

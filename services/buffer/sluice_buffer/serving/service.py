@@ -160,7 +160,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         if self.buffer.prompts.have_images:
             leases = self._leases_with_images(keys, context)
         else:
-            leases = _each([granted_lease(self.buffer, key) for key in keys])
+            leases = _as_async([granted_lease(self.buffer, key) for key in keys])
         number = 0
         async for lease in leases:
             number += 1
@@ -412,7 +412,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         return self.stats()
 
 
-async def _each(values: Iterable[T]) -> AsyncIterator[T]:
+async def _as_async(values: Iterable[T]) -> AsyncIterator[T]:
     for value in values:
         yield value
 

@@ -214,10 +214,10 @@ class _Expansion:
             sequence.tokens, [image.tokens for image in chosen], sampled=sampled
         )
         offsets = np.searchsorted(source, np.arange(len(sequence.tokens) + 1))
-        stands = np.flatnonzero((sequence.tokens == processor.placeholder) & (sampled == 0))
+        places = np.flatnonzero((sequence.tokens == processor.placeholder) & (sampled == 0))
         placed = tuple(
             PlacedImage(int(offsets[place]), image)
-            for place, image in zip(stands, chosen, strict=True)
+            for place, image in zip(places, chosen, strict=True)
         )
         return cls(tokens, source, offsets, placed)
 

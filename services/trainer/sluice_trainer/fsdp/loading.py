@@ -71,9 +71,9 @@ class Recipe:
             )
             kind = _class(config, self._auto, self.trust_remote_code)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            wanted = "language model" if self.vision is None else "vision-language model"
+            kind_of_model = "language model" if self.vision is None else "vision-language model"
             raise UnsupportedModelError(
-                f"{self.directory}/config.json is not a {wanted} of transformers "
+                f"{self.directory}/config.json is not a {kind_of_model} of transformers "
                 f"{transformers.__version__}: {_first_line(error)}"
             ) from error
         if getattr(config, "quantization_config", None):

@@ -1,6 +1,6 @@
 """Conversion of a quantized checkpoint to bf16, tensor by tensor.
 
-Three forms, in which models are released: FP8 in blocks (DeepSeek, GLM, Qwen), MXFP4 (gpt-oss), and
+Three forms, in which models are released: FP8 in blocks (DeepSeek, Qwen), MXFP4 (gpt-oss), and
 INT4, INT8 and FP8 of compressed-tensors (Kimi). Rounding by quantization is not undone.
 """
 
@@ -66,7 +66,7 @@ def dequantize(source: Path, target: Path, *, shard_bytes: int = SHARD_BYTES) ->
     Raises
     ------
     ConfigurationError
-        The checkpoint is not quantized, or in a form that is not known.
+        The checkpoint is not quantized, or in another form.
 
     """
     config = read_config(source)
@@ -99,7 +99,7 @@ def scheme_of(config: Config, source: Path) -> Scheme:
     Raises
     ------
     ConfigurationError
-        They are not, or in a form that is not known.
+        They are not, or in another form.
 
     """
     settings = _quantization(config)

@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint to quantized weights, tensor by tensor, as engines load them.
+"""Conversion of a checkpoint to quantized weights, tensor by tensor, in forms that engines load.
 
 fp8-block is the form in which DeepSeek-V3 is released (arXiv:2412.19437, section 3.3): codes in
 E4M3 and a scale for each block of 128 x 128. int8 is that of compressed-tensors: a scale for each

@@ -28,8 +28,13 @@ class Thumbnails:
         self._samples, self._fetch = samples, fetch
 
     def write(self, groups: Sequence[SampleGroup]) -> None:
-        """Write those that are not there yet. An image that the buffer has forgotten has none."""
-        digests = dict.fromkeys(digest for group in groups for digest in group.prompt.images)
+        """Write those that are not there yet, of the first images of each prompt.
+
+        An image that the buffer has forgotten has none.
+        """
+        digests = dict.fromkeys(
+            digest for group in groups for digest in group.prompt.images[: thumbnail.PER_PROMPT]
+        )
         for digest in digests:
             if thumbnail.path_of(self._samples, digest).exists():
                 continue

@@ -5,7 +5,7 @@ decays, forgets what it holds under the key, and takes the new value:
 
     S = exp(g) S;  S = S + beta (v - S k) k^T;  output = S q
 
-States lie in a pool, one slot for each request, and are changed in place.
+States are in a pool with one slot for each request, and are changed in place.
 """
 
 from typing import Any
