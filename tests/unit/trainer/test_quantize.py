@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.model.dequantize import dequantize
@@ -99,3 +101,34 @@ def test_a_checkpoint_without_matrices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="has no matrix of a layer"):
         quantize(source, tmp_path / "quantized", "int8")
     assert not (tmp_path / "quantized").exists()
+
+
+@pytest.mark.parametrize("form", ["fp8-block", "int8"])
+def test_transformers_loads_a_quantized_model(tmp_path: Path, form: str) -> None:
+    shape: dict[str, Any] = {
+        "tie_word_embeddings": False,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+    }
+    source, other = (save_model(tmp_path / f"{seed}", seed, **shape) for seed in (1, 2))
+    quantize(source, tmp_path / "quantized", form)
+    # On a CPU transformers computes with blocks of FP8 only after its own conversion to bf16.
+    settings = FineGrainedFP8Config(dequantize=True) if form == "fp8-block" else None
+    loaded, before, unrelated = (
+        _log_probs(directory, quantization_config=quantization)
+        for directory, quantization in (
+            (tmp_path / "quantized", settings),
+            (source, None),
+            (other, None),
+        )
+    )
+    assert 0 < float((loaded - before).abs().max()) < 1
+    assert float((unrelated - before).abs().max()) > 5
+
+
+@torch.no_grad()
+def _log_probs(directory: Path, **options: Any) -> Tensor:
+    given = {name: value for name, value in options.items() if value is not None}
+    model = AutoModelForCausalLM.from_pretrained(directory, **given)
+    log_probs: Tensor = model(torch.arange(5, 11)[None]).logits.float().log_softmax(-1)
+    return log_probs
