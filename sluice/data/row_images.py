@@ -38,7 +38,9 @@ def refuse_images(row: dict[str, Any], source: PromptSource) -> None:
 
 def refuse_other_media(row: dict[str, Any]) -> None:
     """Raise ImageError if a row has videos or sound."""
-    key = next((key for key in _OTHER_COLUMNS if isinstance(row.get(key), list) and row[key]), None)
+    # A text in `video` or `audio` may be a fact about the row; verl's `videos` is always media.
+    lists = (key for key in _OTHER_COLUMNS if isinstance(row.get(key), list) and row[key])
+    key = "videos" if row.get("videos") else next(lists, None)
     if key:
         raise ImageError(f"{key}: sluice reads no video and no sound; remove such rows")
 

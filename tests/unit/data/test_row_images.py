@@ -183,3 +183,10 @@ def test_any_number_of_placeholders_keeps_texts_and_order(messages: list[list[st
         shown = content if isinstance(content, list) else [{"type": "text", "text": content}]
         texts = ["<image>" if part == PART else part["text"] for part in shown]
         assert "".join(texts) == "<image>".join(pieces)
+
+
+@pytest.mark.parametrize("images", [None, ImageLimits()], ids=["without images", "with images"])
+@pytest.mark.parametrize("videos", ["a.mp4", ["a.mp4"], {"path": "a.mp4"}], ids=str)
+def test_videos_of_any_form_are_refused(images: ImageLimits | None, videos: object) -> None:
+    with pytest.raises(RowError, match="videos: sluice reads no video"):
+        parse_row({"prompt": "What?", "videos": videos}, PromptSource(path="rows.jsonl"), images)
