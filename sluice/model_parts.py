@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SINGLE = "model.safetensors"
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SINGLE = "model.safetensors"
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors has the same limit
 _LAYER = re.compile(r"((?:model\.|language_model\.)*layers\.(\d+))\.")
 # Tensors of the vision side, and those between its tower and the language model.
@@ -90,12 +90,12 @@ def vision_part(name: str) -> Literal["vision", "projector"]:
 
 
 def _tensor_names(directory: Path) -> list[str]:
-    for index in _INDEXES:
+    for index in INDEXES:
         if (directory / index).is_file():
             return list(json.loads((directory / index).read_text())["weight_map"])
-    if not (directory / _SINGLE).is_file():
+    if not (directory / SINGLE).is_file():
         return []
-    return list(safetensors_header(directory / _SINGLE))
+    return list(safetensors_header(directory / SINGLE))
 
 
 def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:

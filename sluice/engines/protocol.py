@@ -264,6 +264,14 @@ class CallParser(Protocol):
         """Return the text without its tool calls, and (name, arguments as JSON) of each call."""
 
 
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The model to which an adapter is added: its directory, and the digest of its tensors."""
+
+    path: str
+    digest: str
+
+
 class Control(Protocol):
     """A server, as a weight update uses it. Methods raise EngineRefusedError."""
 
@@ -282,6 +290,9 @@ class Control(Protocol):
 
     async def learn(self) -> None:
         """Learn which interface the server has, as releases differ."""
+
+    async def base_model(self) -> BaseModel:
+        """Return the model that the engine has read from its files, once its digest is known."""
 
     async def init_group(
         self,

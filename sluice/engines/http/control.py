@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import aiohttp
 
 from sluice.engines.http import connections
-from sluice.engines.protocol import EngineRefusedError
+from sluice.engines.plugin_common import base_model
+from sluice.engines.protocol import BaseModel, EngineRefusedError
 
 T = TypeVar("T")
 # Statuses of an engine that does not do what it was asked. Others say that it cannot do it now, or
@@ -53,6 +54,27 @@ class HttpControl:
                 f"({kind.__name__})"
             )
         return value
+
+    async def base_model(self) -> BaseModel:
+        """Return the model that the engine has read. Raises EngineRefusedError if it cannot say."""
+        try:
+            answer = await self.call("GET", base_model.PATH)
+        except EngineRefusedError as error:
+            if "answered 404" not in str(error):
+                raise
+            raise EngineRefusedError(
+                "the engine has not loaded the plugin of this release of sluice, which says to "
+                f"which model an adapter would be added: see rollout.template. {error}",
+                answered=True,
+            ) from error
+        fields = answer if isinstance(answer, dict) else {}
+        if not isinstance(fields.get("digest"), str):
+            raise EngineRefusedError(
+                "the engine cannot say to which model the adapter would be added: "
+                f"{fields.get('problem', str(answer)[:200])}",
+                answered=True,
+            )
+        return BaseModel(str(fields.get("model")), fields["digest"])
 
     async def call(
         self,

@@ -42,6 +42,8 @@ def test_an_adapter_trains_although_trainer_and_engine_are_killed(
     summary = run.summary()
     assert (summary["state"], summary["steps"]) == ("Succeeded", 6)
     assert summary["groups_trained"] == 6 * 16
+    logs = "".join(file.read_text() for file in (run.directory / "logs").glob("*trainer*"))
+    assert ("model of the adapter" in logs) == (sync == "adapter"), "it compares the models"
     records = list(run.steps().values())
     # The engine computes with the trainer's weights.
     assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4

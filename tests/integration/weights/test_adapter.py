@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.engines.protocol import BaseModel
+from sluice.model_digest import model_digest
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import (
     Sglang,
@@ -69,25 +72,31 @@ def serving(
     )
 
 
+@pytest.fixture(scope="module")
+def in_place(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
+    """Start an engine with one adapter, which each update replaces."""
+    with serving(base, tmp_path_factory.mktemp("engine") / "log") as server:
+        yield server
+
+
 @pytest.mark.parametrize("layers", [ALL_LAYERS, ATTENTION], ids=["all layers", "attention"])
 async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
     layers: tuple[str, ...],
+    in_place: Sglang,
     base: Path,
     tmp_path: Path,
     make_sender: MakeSender,
     join_engine: JoinEngine,
 ) -> None:
-    with serving(base, tmp_path / "log") as server:
-        assert await serves(server.url, base, -1), "an adapter that has not come changes nothing"
-        await join_engine("engine-0", server.address)
-        sender = make_sender(lora="adapter")
-        for version in (1, 2, 3):
-            tensors = adapter(base, version, layers)
-            outcome = await publish_adapter(sender, version, tensors)
-            assert outcome.engines == ("engine-0",), outcome
-            model = merged(base, tensors, tmp_path / str(version))
-            assert await serves(server.url, model, version)
-        assert "loaded in place, at once" in (tmp_path / "log").read_text()
+    await join_engine("engine-0", in_place.address)
+    sender = make_sender(lora="adapter")
+    for version in (1, 2, 3):
+        tensors = adapter(base, version, layers)
+        outcome = await publish_adapter(sender, version, tensors)
+        assert outcome.engines == ("engine-0",), outcome
+        model = merged(base, tensors, tmp_path / str(version))
+        assert await serves(in_place.url, model, version)
+    assert "loaded in place, at once" in in_place.log.read_text()
 
 
 async def test_a_mixture_has_adapters_in_its_attention(
@@ -118,21 +127,45 @@ async def test_an_engine_of_two_ranks_cuts_the_adapter(
 
 
 async def test_layers_that_sglang_joins_must_come_together(
-    base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+    in_place: Sglang, base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
 ) -> None:
-    with serving(base, tmp_path / "log") as server:
-        await join_engine("engine-0", server.address)
-        sender = make_sender(lora="adapter")
-        outcome = await publish_adapter(
-            sender, 1, adapter(base, 1, ("k_proj", "o_proj", "down_proj"))
-        )
-        assert not outcome.engines
-        (refusal,) = outcome.refused.values()
-        assert "an adapter of k_proj needs one of q_proj" in refusal
-        assert "add it to trainer.lora.targetModules" in refusal
-        tensors = adapter(base, 2)
-        await publish_adapter(sender, 2, tensors)
-        assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"
+    await join_engine("engine-0", in_place.address)
+    sender = make_sender(lora="adapter")
+    outcome = await publish_adapter(sender, 1, adapter(base, 1, ("k_proj", "o_proj", "down_proj")))
+    assert not outcome.engines
+    (refusal,) = outcome.refused.values()
+    assert "an adapter of k_proj needs one of q_proj" in refusal
+    assert "add it to trainer.lora.targetModules" in refusal
+    tensors = adapter(base, 2)
+    await publish_adapter(sender, 2, tensors)
+    assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"
+
+
+async def test_an_engine_with_another_model_gets_no_adapter(
+    in_place: Sglang,
+    base: Path,
+    tmp_path: Path,
+    make_sender: MakeSender,
+    join_engine: JoinEngine,
+) -> None:
+    await join_engine("engine-0", in_place.address)
+    sender, other = make_sender(lora="adapter"), save_model(tmp_path / "other", 2)
+    sender.base = BaseModel(str(other), model_digest(other))
+    plan = await sender.plan(1, joiners_only=False)
+    await sender.prepare(1, plan.engines)
+    assert sender.current
+    assert not sender.current.peers
+    (refusal,) = sender.current.refused.values()
+    assert re.fullmatch(
+        rf"prepare: the adapter is of the model {other} \(digest \w{{12}}\), and the engine has "
+        rf"read other tensors from {base} \(digest \w{{12}}\): give both the same files, or set "
+        "weightSync.lora: merged",
+        refusal,
+    )
+    copy = shutil.copytree(base, tmp_path / "copy")
+    sender.base, tensors = BaseModel(str(copy), model_digest(copy)), adapter(base, 2)
+    await publish_adapter(sender, 2, tensors)
+    assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "a copy will do"
 
 
 async def test_a_request_ends_with_the_version_that_it_began_with(

@@ -16,8 +16,9 @@ import pytest
 
 from sluice.api import WeightSync
 from sluice.engines.plugin_common import pool_credential
-from sluice.engines.protocol import EngineError, WeightsLostError
+from sluice.engines.protocol import BaseModel, EngineError, WeightsLostError
 from sluice.engines.sglang.client import Client
+from sluice.model_digest import model_digest
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.outcome import UpdateOutcome
@@ -124,6 +125,7 @@ async def joined(
         )
         caller = ("trainer-0", attempt)
         sender = WeightSender(rendezvous.stub, caller, settings, transport, SGLANG, run=run)
+        sender.base = BaseModel(str(server.model), model_digest(server.model))
         with monkeypatch.context() as environment:
             environment.setenv(pool_credential.VARIABLE, credential)
             sender._http = SGLANG.session()

@@ -23,7 +23,7 @@ import aiohttp
 import grpc.aio
 
 from sluice.api import WeightSync
-from sluice.engines.protocol import Control, Engine, EngineRefusedError
+from sluice.engines.protocol import BaseModel, Control, Engine, EngineRefusedError
 from sluice.telemetry import logs
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
@@ -37,6 +37,7 @@ from sluice_trainer.weights.transport import Peer, Transport
 T = TypeVar("T")
 CALL_SECONDS = 30.0
 MEMBERS_CALL_SECONDS = 5.0
+_COMPARE = "compare models"
 
 
 def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> list[pb.EngineMember]:
@@ -110,6 +111,11 @@ class WeightSender:
         self._transport = transport
         self._engine = engine
         self._until_stopped = until_stopped
+        self._has_pool = bool(run)
+        # The model of an adapter that is sent alone; None: all weights are sent.
+        self.base: BaseModel | None = None
+        # Engines that have the same model, with attempt and generation.
+        self._compared: set[tuple[str, int, int]] = set()
         self._http: aiohttp.ClientSession | None = None
         self._controls: dict[tuple[str, int], Control] = {}
         self._prepared: set[str] = set()
@@ -153,6 +159,7 @@ class WeightSender:
         for name in self._prepared - names:
             self._transport.abandon(name)
         self._prepared &= names
+        self._compared = {engine for engine in self._compared if engine[0] in names}
         self._runner.step_times.keep(names)
 
     async def rest(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
@@ -173,6 +180,12 @@ class WeightSender:
         self._runner.step_times.begin()
         # The probe also learns which engines can relay, on which the routes depend.
         await self._run("answer", (pb.UPDATE_PHASE_PREPARE, self._answer))
+        taking_part = map(_identity, self.current.peers.values())
+        if self.base and not self._compared.issuperset(taking_part):
+            # An engine that has just started may still be reading its files.
+            await self._run(
+                _COMPARE, (pb.UPDATE_PHASE_PREPARE, self._compare_models), connects=True
+            )
         self._transport.plan_routes(list(self.current.peers.values()))
         await self._run(
             "connect", (pb.UPDATE_PHASE_PREPARE, self._transport.prepare), connects=True
@@ -238,6 +251,17 @@ class WeightSender:
         if len(self._update().peers) > 1 or self._runner.step_times.has_others(peer.name):
             await peer.control.version()
 
+    async def _compare_models(self, peer: Peer) -> None:
+        """Check that an engine that gets an adapter alone has read the trainer's model."""
+        if self.base is None or _identity(peer) in self._compared:
+            return
+        model = await peer.control.base_model()
+        if model.digest != self.base.digest:
+            raise EngineRefusedError(
+                different_models(self.base, model, pool=self._has_pool), answered=True
+            )
+        self._compared.add(_identity(peer))
+
     @property
     def _pauses(self) -> bool:
         """False if an engine holds several versions: an update adds one and interrupts nothing."""
@@ -298,7 +322,7 @@ class WeightSender:
         update.refused |= {
             progress.peer.name: progress.failure
             for progress in engines
-            if progress.refused and progress.phase == pb.UPDATE_PHASE_TRANSFER
+            if progress.refused and (progress.phase == pb.UPDATE_PHASE_TRANSFER or step == _COMPARE)
         }
         for phase, _ in phases:
             await self._report(phase, _failed(engines, phase))
@@ -396,3 +420,21 @@ def _failed(engines: Sequence[EngineProgress], phase: pb.UpdatePhase) -> dict[Pe
         for progress in engines
         if progress.failure and progress.phase == phase
     }
+
+
+def _identity(peer: Peer) -> tuple[str, int, int]:
+    """Return what changes if an engine starts again, and may read another model."""
+    return peer.name, peer.attempt, peer.generation
+
+
+def different_models(trainers: BaseModel, engines: BaseModel, *, pool: bool) -> str:
+    """Say that an adapter of the trainer's model does not fit the model that an engine has."""
+    return (
+        f"the adapter is of the model {trainers.path} (digest {trainers.digest[:12]}), and the "
+        f"engine has read other tensors from {engines.path} (digest {engines.digest[:12]}): give "
+        + (
+            "the job the pool's model"
+            if pool
+            else "both the same files, or set weightSync.lora: merged"
+        )
+    )

@@ -64,6 +64,7 @@ def update_engines(
         session.keep(engines)
     if not plan.engines:
         return []
+    session.know_base(ranks)
     whole = tensors(frozenset(rank for rank, some in enumerate(shares) if some))
     if engines:
         # Engines generate until the first bucket is filled and all communicators are ready.

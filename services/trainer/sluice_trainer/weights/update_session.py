@@ -11,7 +11,8 @@ from pathlib import Path
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
 from sluice.engines.plugin_common import pool_credential
-from sluice.engines.protocol import Layout, StackName
+from sluice.engines.protocol import BaseModel, Layout, StackName
+from sluice.model_digest import model_digest
 from sluice.runtime.pod_env import Environment
 from sluice.telemetry import logs
 from sluice.wire import rpc
@@ -19,6 +20,7 @@ from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.clients.background import Background
 from sluice_trainer.clients.membership import Member
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
@@ -47,6 +49,11 @@ class UpdateSession:
         self._env, self._spec, self._rank = env, spec, rank
         self._member, self._background = member, background
         self._background.call(self._open())
+        # The model's digest, which rank 0 computes while the trainer reads the same files.
+        self._digest: Future[str] | None = None
+        if rank == 0 and self._sends_adapter_alone:
+            path = Path(spec.model.path)
+            self._digest = background.start(asyncio.to_thread(model_digest, path))
 
     async def _open(self) -> None:
         self._channel = rpc.channel(self._env.rendezvous)
@@ -95,6 +102,10 @@ class UpdateSession:
     def _run(self) -> str:
         """Name of this run for engines of a pool; empty for engines that end with the job."""
         return rpc.run_name() if self._spec.uses_pool else ""
+
+    @property
+    def _sends_adapter_alone(self) -> bool:
+        return self._spec.weight_sync.lora == "adapter" and not self._spec.debug.rollout_only
 
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind
@@ -200,6 +211,18 @@ class UpdateSession:
     def keep(self, engines: Sequence[pb.EngineMember]) -> None:
         """Close everything that is open to engines outside this rank's current share."""
         self._background.call(self._sender.keep(engines))
+
+    def know_base(self, ranks: Ranks) -> None:
+        """Have all ranks know the model of an adapter that is sent alone. Collective.
+
+        Each rank compares it with the models of its engines. Once is enough.
+        """
+        if not self._sends_adapter_alone or self._sender.base is not None:
+            return
+        digest = ranks.broadcast(self._digest.result() if self._digest else "")
+        self._sender.base = BaseModel(self._spec.model.path, digest)
+        if self._rank == 0:
+            logs.get().info("model of the adapter", path=self._spec.model.path, digest=digest)
 
     def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> Future[None]:
         """Begin to bring `version` to this rank's share of the engines, in the background."""

@@ -4,9 +4,12 @@ import json
 import logging
 import multiprocessing
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ..startup import arguments
+from ..startup.base_model import BaseModel, BaseModelAnswer
 from ..weights import adapter, pipelined_receive, receive
 from . import pool_jobs
 from .attempt_fence import Fence, Receive, Scope
@@ -34,6 +37,9 @@ def register() -> None:
         )
         return
     queue = RequestQueue(paused=lambda: get_global_state().tokenizer_manager.is_pause)
+    if chosen:
+        model = BaseModel(arguments.last(sys.argv, "--model-path", "--model"))
+        app.add_middleware(BaseModelAnswer, model=model)
     app.add_middleware(OrderedBuckets)
     app.add_middleware(Fence)
     app.add_middleware(ControlPriority, queue=queue)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..pool_credential import LEAVE, TAG_END, job_of, verified_tag
+from ..startup import base_model
 from ..weights.transfer import GROUP_PREFIX
 from . import attempt_fence, ordered_buckets
 from .attempt_fence import Receive, Scope, Send
@@ -30,6 +31,7 @@ FORWARDED_PATHS = frozenset(
     {
         "/generate",
         GENERATE_BATCH,
+        base_model.PATH,
         "/freeze_gc",
         "/init_weights_update_group",
         "/openapi.json",
