@@ -312,6 +312,10 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"trainer": {"steps": 4, "lora": {}, "deterministic": True}}, "which rounds differently"),
     (
+        {"trainer": {"steps": 4, "lora": {"from": "a", "initialise": "pissa"}}},
+        "the first weights are those of the adapter in from",
+    ),
+    (
         {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "optimizer"}},
         "backend: fsdp has all in host memory or nothing",
     ),

@@ -9,11 +9,16 @@ from pydantic import Field
 
 from sluice.api.schema.base import Model, PositiveInt
 from sluice.api.schema.paths import AdapterPath
+from sluice.api.schema.rules import field, requires
 
 ALL_LINEAR = "all-linear"
 ModuleName = Annotated[
     str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$", max_length=256)
 ]
+
+
+# PEFT's names of first weights, with `default` for its default.
+Initialise = Annotated[str, Field(pattern=r"^(default|pissa|pissa_niter_[1-9][0-9]?)$")]
 
 
 class Lora(Model):
@@ -32,6 +37,13 @@ class Lora(Model):
         0.0,
         description="Fraction of an adapter's inputs that a training pass drops. Log-probs are "
         "always computed without it, as the engine does.",
+    )
+    initialise: Initialise = Field(
+        "default",
+        description="First weights, by PEFT's names. default: A is random and B is 0. pissa: both "
+        "are the principal part of the weight that they adapt (Meng et al. 2024), which learns "
+        "faster. pissa_niter_16 computes that part approximately, with 16 iterations, in a small "
+        "fraction of the time.",
     )
     target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=64)] = Field(
         [ALL_LINEAR],
@@ -53,6 +65,34 @@ class Lora(Model):
         description="Directory of a PEFT adapter to continue from. Its rank, alpha and target "
         "modules must be those of this section.",
     )
+
+    rules = (
+        requires(
+            field("from").is_set,
+            field("initialise") == "default",
+            "the first weights are those of the adapter in from: leave initialise out",
+            "initialise",
+        ),
+    )
+
+    @property
+    def pissa(self) -> bool:
+        """True if the adapter starts as the principal part of the weights."""
+        return self.initialise != "default"
+
+    @property
+    def pissa_iterations(self) -> int | None:
+        """Iterations of an approximate decomposition; None for an exact one."""
+        _, _, iterations = self.initialise.partition("_niter_")
+        return int(iterations) if iterations else None
+
+    @property
+    def stored_rank(self) -> int:
+        """Rank of the adapter in files and engines.
+
+        With pissa it also holds the principal part, which it takes off the base.
+        """
+        return self.rank * (2 if self.pissa else 1)
 
     @property
     def scaling(self) -> float:

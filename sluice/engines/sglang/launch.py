@@ -243,7 +243,7 @@ def _adapter(spec: RLJobSpec) -> dict[str, str]:
     lora = spec.trainer.lora
     if lora is None or spec.weight_sync.lora != "adapter":
         return {}
-    settings = {"rank": lora.rank, "versions": _versions(spec)}
+    settings = {"rank": lora.stored_rank, "versions": _versions(spec)}
     return {_ADAPTER_VARIABLE: json.dumps(settings)}
 
 
@@ -258,7 +258,7 @@ def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:
     assert lora is not None
     layers = [name for name in lora.target_modules if name not in lora.exclude_modules]
     on_cpu = spec.rollout.gpus_per_replica == 0
-    return _lora_args(lora.rank, layers, max(_versions(spec), 1), on_cpu=on_cpu)
+    return _lora_args(lora.stored_rank, layers, max(_versions(spec), 1), on_cpu=on_cpu)
 
 
 def _lora_args(rank: int, layers: list[str], adapters: int, *, on_cpu: bool) -> dict[str, Any]:

@@ -35,6 +35,15 @@ JOBS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "pissa with a KL loss": {
+        "algorithm": KL,
+        "trainer": {
+            **TRAINER,
+            # Its first weights are larger, and so are their roundings.
+            "optimizer": {"lr": 1e-3, "eps": tiny.EPS},
+            "lora": {**LORA, "initialise": "pissa"},
+        },
+    },
 }
 
 

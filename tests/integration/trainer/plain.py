@@ -103,6 +103,7 @@ def adapted(model: Any, spec: RLJobSpec) -> Any:
         return model
     import peft
 
+    initial: Any = lora.initialise if lora.pissa else True
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -110,8 +111,11 @@ def adapted(model: Any, spec: RLJobSpec) -> Any:
         target_modules="all-linear" if "all-linear" in lora.target_modules else lora.target_modules,
         exclude_modules=lora.exclude_modules or None,
         task_type="CAUSAL_LM",
+        init_lora_weights=initial,
     )
     model = peft.get_peft_model(model, config)
+    if lora.pissa:
+        return model
     for name, parameter in model.named_parameters():
         if ".lora_A." in name:
             module = name.removeprefix("base_model.model.").partition(".lora_A.")[0]

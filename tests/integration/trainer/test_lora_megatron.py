@@ -125,7 +125,7 @@ def test_families_and_layouts_equal_fsdp2(
     close(result["history"], expected["history"])
 
 
-@pytest.mark.parametrize("name", ["grpo with a KL loss", "ppo"])
+@pytest.mark.parametrize("name", ["grpo with a KL loss", "ppo", "pissa with a KL loss"])
 def test_any_layout_and_backend_resumes_a_checkpoint(
     qwen3: Path, tmp_path: Path, name: str
 ) -> None:

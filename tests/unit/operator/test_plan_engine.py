@@ -122,6 +122,15 @@ def test_an_engine_that_gets_adapters_reads_the_model(
     assert value(args, "--max-loras-per-batch") == "2"
 
 
+def test_an_engine_holds_the_first_weights_of_pissa_too() -> None:
+    job = make_job(
+        trainer={"steps": 4, "backend": "fsdp", "lora": {"rank": 8, "initialise": "pissa"}},
+        weightSync={"lora": "adapter"},
+    )
+    assert value(engine_args(job), "--max-lora-rank") == "16"
+    assert json.loads(Launch().env(job.spec)["SLUICE_LORA"])["rank"] == 16
+
+
 def test_an_engine_holds_the_versions_that_samples_may_have() -> None:
     job = make_job(
         trainer={"steps": 4, "backend": "fsdp", "lora": LORA},

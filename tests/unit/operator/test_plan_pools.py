@@ -251,6 +251,12 @@ def test_a_worker_admitted_apart_is_a_group_of_one() -> None:
             {"maxRank": 4}, {}, "up to rank 4, and trainer.lora.rank is 8", id="a larger rank"
         ),
         pytest.param(
+            {"maxRank": 8},
+            {"trainer": {"lora": {"rank": 8, "initialise": "pissa"}}},
+            "trainer.lora.rank is 8, which initialise: pissa doubles",
+            id="a rank that is doubled",
+        ),
+        pytest.param(
             {"targetModules": ["q_proj", "v_proj"]},
             {"trainer": {"lora": {"rank": 8, "targetModules": ["q_proj", "o_proj"]}}},
             "no memory for adapters of o_proj",

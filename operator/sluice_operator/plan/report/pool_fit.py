@@ -38,10 +38,11 @@ def misfit(job: RLJob, pool: RLEnginePoolSpec) -> str:
         return (
             f"{start} computes logits with fp32LmHead: {value}: set spec.model.fp32LmHead: {value}"
         )
-    if lora.rank > pool.max_rank:
+    if lora.stored_rank > pool.max_rank:
+        twice = ", which initialise: pissa doubles" if lora.pissa else ""
         return (
             f"{start} takes adapters up to rank {pool.max_rank}, and trainer.lora.rank is "
-            f"{lora.rank}: lower it, or raise maxRank of the pool"
+            f"{lora.rank}{twice}: lower it, or raise maxRank of the pool"
         )
     if missing := _missing_layers(lora, pool):
         return (

@@ -25,7 +25,7 @@ from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.learner import ShardedLearner
-from sluice_trainer.fsdp.lora import trained_parameters
+from sluice_trainer.fsdp.lora import initial_parameters, trained_parameters
 from sluice_trainer.fsdp.sharding import gathered, named_tensors, set_share
 from sluice_trainer.lora.checkpoint import AdapterState
 from sluice_trainer.memory.staging import Staging, finish_copies
@@ -180,6 +180,7 @@ def adapter_state(learner: ShardedLearner) -> AdapterState:
         {name: gathered(parameter) for name, parameter in parameters.items()},
         {m: {name: gathered(state[m]) for name, state in states.items()} for m in _MOMENTS},
         max((int(state["step"]) for state in states.values()), default=0),
+        {n: gathered(parameter) for n, parameter in initial_parameters(learner.net.model).items()},
     )
 
 
@@ -193,6 +194,8 @@ def set_adapter_state(learner: ShardedLearner, state: AdapterState) -> None:
         for key in _MOMENTS:
             set_share(moments[key], state.moments[key][name])
         moments["step"].fill_(state.adam_step)
+    for name, parameter in initial_parameters(learner.net.model).items():
+        set_share(parameter, state.initial[name])
 
 
 def _allocate(learner: ShardedLearner) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from sluice_trainer.lora.files import (
     shapes,
 )
 from sluice_trainer.lora.initial import initial_a
+from sluice_trainer.lora.pissa import joined_config, principal_part
 from sluice_trainer.lora.targets import target_modules
 from sluice_trainer.model.huggingface_files import VALUE_HEAD
 
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
 
-ADAPTER = "default"  # PEFT's name of the only adapter of a model
+ADAPTER = "default"  # PEFT's name of the adapter that is trained
+# The adapter that takes the first weights of the other one off the base, with `initialise: pissa`.
+INITIAL = "initial"
 _BASE = re.compile(r"\.base_layer(?=\.)")
-_PART = re.compile(rf"(?P<module>.*)\.lora_(?P<side>[AB])\.{ADAPTER}\.weight")
+_PART = re.compile(rf"(?P<module>.*)\.lora_(?P<side>[AB])\.(?:{ADAPTER}|{INITIAL})\.weight")
 
 
 def inject(model: Any, settings: Lora) -> None:
@@ -56,17 +60,29 @@ def inject(model: Any, settings: Lora) -> None:
         # Their layers may have the names of the decoder's.
         config.exclude_modules = rf"({'|'.join(map(re.escape, kept))})\..*"
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+    if settings.pissa:
+        without_dropout = replace(config, lora_dropout=0.0)
+        inject_adapter_in_model(without_dropout, model, adapter_name=INITIAL)
+        for layer in adapter_layers(model):
+            # The smaller sum first: it is rounded less.
+            layer.set_adapter([INITIAL, ADAPTER])
+        for parameter in initial_parameters(model).values():
+            parameter.requires_grad_(False)
 
 
 def adapter_config(model: Any, base: Path) -> LoraConfig:
     """Return PEFT's configuration of the adapter of `model`, trained from the checkpoint `base`."""
-    return of_base(model.peft_config[ADAPTER], base)
+    config: LoraConfig = model.peft_config[ADAPTER]
+    return of_base(joined_config(config) if INITIAL in model.peft_config else config, base)
 
 
 @torch.no_grad()
 def initialise(model: Any, settings: Lora, seed: int) -> None:
-    """Set the first weights: those of the adapter in `lora.from`, or A drawn from `seed`, B = 0."""
+    """Set the first weights: those of `lora.from`, of PiSSA, or A drawn from `seed` and B = 0."""
     parameters = trained_parameters(model)
+    if settings.pissa:
+        _set_principal_parts(model, settings, seed)
+        return
     if settings.from_ is None:
         for name, parameter in parameters.items():
             if name.endswith(".lora_A.weight"):
@@ -78,6 +94,19 @@ def initialise(model: Any, settings: Lora, seed: int) -> None:
     tensors = first_adapter(directory, adapter_config(model, directory), shapes(parameters))
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
+
+
+def _set_principal_parts(model: Any, settings: Lora, seed: int) -> None:
+    """Set the first weights of PiSSA, and the same ones with the opposite sign."""
+    trained, initial = trained_parameters(model), initial_parameters(model)
+    for name in initial:
+        module = name.removesuffix(".lora_A.weight")
+        if module != name:
+            weight = model.get_submodule(module).get_base_layer().weight
+            a, b = principal_part(weight, module, settings, seed)
+            for parameters, sign in ((trained, 1), (initial, -1)):
+                parameters[name].copy_(a)
+                parameters[f"{module}.lora_B.weight"].copy_(sign * b)
 
 
 def _linear_layers(model: Any) -> set[str]:
@@ -108,6 +137,15 @@ def trained_parameters(model: Any) -> dict[str, nn.Parameter]:
         VALUE_HEAD if parameter is head.weight else name.replace(f".{ADAPTER}.", "."): parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
+    }
+
+
+def initial_parameters(model: Any) -> dict[str, nn.Parameter]:
+    """Return the frozen parameters of PiSSA by the names of the trained ones; else none."""
+    return {
+        name.replace(f".{INITIAL}.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if f".{INITIAL}." in name
     }
 
 
@@ -176,14 +214,15 @@ def merge(tensors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
 
     W + factor B A is summed in float32 and rounded to the precision of W.
     """
-    sides: dict[str, dict[str, Tensor]] = {}
+    sides: dict[str, dict[str, list[Tensor]]] = {}
     weights = {}
     for name, tensor in tensors.items():
         if part := adapter_part(name):
-            sides.setdefault(part[0], {})[part[1]] = tensor
+            sides.setdefault(part[0], {"A": [], "B": []})[part[1]].append(tensor)
         else:
             weights[base_name(name)] = tensor
     for module, side in sides.items():
         weight = weights[f"{module}.weight"]
-        weights[f"{module}.weight"] = added(weight, side["A"], side["B"], factor)
+        a, b = torch.cat(side["A"]), torch.cat(side["B"], 1)
+        weights[f"{module}.weight"] = added(weight, a, b, factor)
     return weights

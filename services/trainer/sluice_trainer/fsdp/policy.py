@@ -27,12 +27,13 @@ from sluice_trainer.fsdp import checkpoint, export, frozen_model
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.log_prob_check import check_log_probs
-from sluice_trainer.fsdp.lora import adapter_config, trained_parameters
+from sluice_trainer.fsdp.lora import adapter_config, initial_parameters, trained_parameters
 from sluice_trainer.fsdp.net import Net, forward, forward_values
 from sluice_trainer.fsdp.sharding import build, gathered, local_shard, reshard
 from sluice_trainer.fsdp.vision import check_positions
 from sluice_trainer.lora.checkpoint import AdapterPart, read_part
 from sluice_trainer.lora.files import shapes
+from sluice_trainer.lora.pissa import joined
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.memory.staging import Staging
 from sluice_trainer.model.huggingface_files import HEAD, Config, stored
@@ -197,14 +198,19 @@ class ShardedPolicy(LearningPolicy):
 
     def _load_adapter(self, directory: Path, learner: ShardedLearner) -> dict[str, Any]:
         assert self._adapter
-        trained = shapes(trained_parameters(learner.net.model))
-        state, user_state = read_part(directory, self._adapter, trained)
+        model = learner.net.model
+        trained, initial = shapes(trained_parameters(model)), initial_parameters(model)
+        state, user_state = read_part(directory, self._adapter, trained, initial)
         checkpoint.set_adapter_state(learner, state)
         return user_state
 
     def adapter_tensors(self) -> dict[str, Tensor]:
-        parameters = trained_parameters(self._learner.net.model)
-        return {name: gathered(parameter) for name, parameter in parameters.items()}
+        model = self._learner.net.model
+        trained, initial = (
+            {name: gathered(parameter) for name, parameter in parameters.items()}
+            for parameters in (trained_parameters(model), initial_parameters(model))
+        )
+        return joined(trained, initial)
 
 
 def _offload(

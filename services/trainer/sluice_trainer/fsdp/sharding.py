@@ -25,6 +25,7 @@ from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.families import decoder_layers
 from sluice_trainer.fsdp.loading import Recipe
+from sluice_trainer.fsdp.lora import adapter_part
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.vision import tower_blocks, trained_in_tower
 from sluice_trainer.kernels.compiled import compiled
@@ -54,8 +55,8 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
     model = recipe.blank().eval()
     if not learns:
         model.requires_grad_(False)
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad and adapter_part(name) is None:
             parameter.data = parameter.data.to(recipe.compute)
     net = Net(model)
     host = trainer.cpu_offload == "all"

@@ -7,7 +7,7 @@ megabytes, and rank 0 writes it alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from sluice_trainer.lora.files import (
     read_adapter,
     write_adapter,
 )
+from sluice_trainer.lora.pissa import joined, joined_shapes, separated
 from sluice_trainer.model import safetensors_file
 
 if TYPE_CHECKING:
@@ -43,17 +44,19 @@ class AdapterState:
     """The trained tensors of a model, whole and in float32.
 
     tensors: by name in the transformers model; moments: the same names for each of MOMENTS.
-    adam_step: optimizer steps that Adam has taken.
+    adam_step: optimizer steps that Adam has taken. initial: with `initialise: pissa` the frozen
+    tensors that take the first weights off the base, by the same names.
     """
 
     tensors: Mapping[str, Tensor]
     moments: Mapping[str, Mapping[str, Tensor]]
     adam_step: int
+    initial: Mapping[str, Tensor]
 
     def copied(self) -> AdapterState:
         """Return a copy on the CPU that training does not change."""
         moments = {key: _copied(tensors) for key, tensors in self.moments.items()}
-        return AdapterState(_copied(self.tensors), moments, self.adam_step)
+        return AdapterState(_copied(self.tensors), moments, self.adam_step, _copied(self.initial))
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -86,7 +89,8 @@ class AdapterPart:
         if self._state is None:
             return
         try:
-            write_adapter(dict(self._state.tensors), self._directory, self._config)
+            tensors = joined(self._state.tensors, self._state.initial)
+            write_adapter(tensors, self._directory, self._config)
             moments = {
                 f"{key}.{name}": tensor.contiguous()
                 for key, tensors in self._state.moments.items()
@@ -128,11 +132,12 @@ def kind_problem(directory: Path, *, adapter: bool) -> str:
 
 
 def read_part(
-    directory: Path, config: LoraConfig, trained: Shapes
+    directory: Path, config: LoraConfig, trained: Shapes, initial: Collection[str]
 ) -> tuple[AdapterState, dict[str, Any]]:
     """Read a part: the trained tensors, and the state that is equal on all ranks.
 
-    trained: names and shapes of the job's trained parameters, which the part must have.
+    trained: names and shapes of the job's trained parameters, which the part must have. initial:
+    names of those that the part has twice, with `initialise: pissa`.
 
     Raises
     ------
@@ -146,8 +151,9 @@ def read_part(
         tensors = read_adapter(directory)
         stored = load_file(directory / OPTIMIZER)
         content = json.loads((directory / STATE).read_text())
-        check_tensors(directory, tensors, trained)
+        check_tensors(directory, tensors, joined_shapes(trained, initial))
         moments = {key: {name: stored[f"{key}.{name}"] for name in tensors} for key in MOMENTS}
     except (AdapterError, OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(failed + str(error)) from error
-    return AdapterState(tensors, moments, content["adam_step"]), content["user"]
+    tensors, frozen = separated(tensors, initial)
+    return AdapterState(tensors, moments, content["adam_step"], frozen), content["user"]

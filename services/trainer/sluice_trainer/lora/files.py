@@ -25,6 +25,7 @@ from sluice_trainer.model import safetensors_file
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+_TWICE = " (files of a job with initialise: pissa have twice its rank)"
 # Shapes of whole tensors by their names in the transformers model.
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -192,6 +193,7 @@ def check_config(directory: Path, expected: LoraConfig, field: str) -> None:
             raise AdapterError(
                 f"{directory / CONFIG} has {key} {has}, but the job trains {wants}: set "
                 f"trainer.lora.{name} to that of the adapter, or another {field}"
+                + (_TWICE if key == "r" else "")
             )
 
 

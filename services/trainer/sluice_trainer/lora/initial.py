@@ -29,8 +29,13 @@ def initial_a(module: str, rank: int, inputs: int, seed: int) -> Tensor:
     [rank, inputs] float32 on the CPU.
 
     """
-    digest = hashlib.sha256(f"{seed}/{module}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    generator = torch.Generator().manual_seed(seed_of(module, seed))
     a = torch.empty(rank, inputs)
     torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
     return a
+
+
+def seed_of(module: str, seed: int) -> int:
+    """Return the seed of one module's first weights."""
+    digest = hashlib.sha256(f"{seed}/{module}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,19 +35,22 @@ from sluice_trainer.lora.files import (
     peft_config,
 )
 from sluice_trainer.lora.initial import initial_a
+from sluice_trainer.lora.pissa import joined_config, principal_part
 from sluice_trainer.lora.targets import target_modules
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.adapter_entries import (
     A,
     AdapterEntries,
+    B,
     adapter_entries,
     linear_modules,
     value_head,
 )
 from sluice_trainer.megatron.huggingface.entries import Entry
-from sluice_trainer.megatron.model.building import ValueHead
+from sluice_trainer.megatron.model.building import ValueHead, initial_weights
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.model.huggingface_config import ModelShape
+from sluice_trainer.model.huggingface_files import Reader
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -61,6 +65,8 @@ class Adapter(nn.Module):
         [projections x rank, in] float32, this rank's columns.
     b
         [out, rank] float32, this rank's rows.
+    initial_a, initial_b
+        With `initialise: pissa` the first weights A0 and -B0, shaped as a and b; else None.
     enabled
         False while the model computes as its base does.
     drops
@@ -69,6 +75,8 @@ class Adapter(nn.Module):
     """
 
     owners: Tensor | None
+    initial_a: Tensor | None
+    initial_b: Tensor | None
 
     def __init__(self, layer: Any, table: AdapterEntries, settings: Lora) -> None:
         super().__init__()
@@ -77,6 +85,9 @@ class Adapter(nn.Module):
         device, rank = layer.weight.device, settings.rank
         self.a = nn.Parameter(torch.zeros(table.projections * rank, inputs, device=device))
         self.b = nn.Parameter(torch.zeros(outputs, rank, device=device))
+        for name, trained in (("initial_a", self.a), ("initial_b", self.b)):
+            initial = torch.zeros_like(trained, requires_grad=False) if settings.pissa else None
+            self.register_buffer(name, initial, persistent=False)
         self.enabled, self.drops = True, False
         self._factor = settings.scaling
         self._dropout = settings.dropout
@@ -94,28 +105,37 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return factor B A x, [..., out], of this rank's share; a row-parallel one is partial."""
-        if self.drops and self._dropout:
-            # Tensor-parallel ranks hold different tokens or inputs, and draw differently.
-            with get_cuda_rng_tracker().fork():
-                x = F.dropout(x, self._dropout)
-        low = F.linear(x, self.a.to(x.dtype)) * self._factor
+        low = F.linear(self._dropped(x), self.a.to(x.dtype)) * self._factor
+        if self.initial_a is not None:
+            initial = F.linear(x, self.initial_a.to(x.dtype)) * self._factor
+            low = torch.cat((low, initial), -1)
         if self._gathers:
             low = gather_from_sequence_parallel_region(low)
         return F.linear(low, self._wide().to(x.dtype))
 
+    def _dropped(self, x: Tensor) -> Tensor:
+        if not (self.drops and self._dropout):
+            return x
+        # Tensor-parallel ranks hold different tokens or inputs, and draw differently.
+        with get_cuda_rng_tracker().fork():
+            return F.dropout(x, self._dropout)
+
     @torch.no_grad()
     def merged(self, weight: Tensor) -> Tensor:
         """Return this rank's share of W + factor B A, from that of W."""
-        return added(weight, self.a, self._wide(), self._factor)
+        a = self.a if self.initial_a is None else torch.cat((self.a, self.initial_a))
+        return added(weight, a, self._wide(), self._factor)
 
     def _wide(self) -> Tensor:
-        """Return B for all rows of A, [out, projections x rank].
+        """Return B for all rows of A, [out, projections x rank], and then -B0 if there is one.
 
         The blocks of other projections are 0.
         """
-        if self.owners is None:
-            return self.b
-        return (self.owners[:, :, None] * self.b[:, None, :]).flatten(1)
+        parts = [b for b in (self.b, self.initial_b) if b is not None]
+        if self.owners is not None:
+            owners = self.owners[:, :, None]
+            parts = [(owners * b[:, None, :]).flatten(1) for b in parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 class Adapters:
@@ -130,7 +150,9 @@ class Adapters:
 
     """
 
-    def __init__(self, chunks: list[Any], shape: ModelShape, settings: Lora, seed: int) -> None:
+    def __init__(
+        self, chunks: list[Any], shape: ModelShape, settings: Lora, seed: int, base: Path | None
+    ) -> None:
         """Give the targeted layers an adapter, and freeze everything else.
 
         Parameters
@@ -143,6 +165,8 @@ class Adapters:
             `trainer.lora`.
         seed
             Seed of the first weights.
+        base
+            Checkpoint of the model's initial weights; None: they are drawn from the seed.
 
         Raises
         ------
@@ -166,7 +190,7 @@ class Adapters:
         self._by_weight: dict[str, Adapter] = {}
         for chunk in chunks:
             self._add(chunk, by_name)
-        self._set_first(shape, seed)
+        self._set_first(shape, seed, base)
         self.entries += value_head(shape)
 
     def _add(self, chunk: Any, table: dict[str, AdapterEntries]) -> None:
@@ -185,10 +209,14 @@ class Adapters:
             # A head that starts at 0 has no base to adapt.
             chunk.output_layer.float().requires_grad_(True)
 
-    def _set_first(self, shape: ModelShape, seed: int) -> None:
-        """Set the first weights: those of `lora.from`, or A drawn from the seed and B = 0."""
+    def _set_first(self, shape: ModelShape, seed: int, base: Path | None) -> None:
+        """Set the first weights: those of `lora.from`, of PiSSA, or A drawn and B = 0."""
         # A critic does not continue from the policy's adapter.
         directory = None if shape.value_head else self._settings.from_
+        if self._settings.pissa:
+            with initial_weights(shape, base, seed) as read:
+                self._set_principal_parts(read, seed)
+            return
 
         def drawn(name: str, size: tuple[int, ...]) -> Tensor:
             module = name.removesuffix(f".{A}")
@@ -199,13 +227,63 @@ class Adapters:
         if directory is None:
             mapping.fill(self.entries, self.trained, drawn)
         else:
-            base = Path(directory)
-            self.set(first_adapter(base, self.config(base), self.shapes))
+            adapter = Path(directory)
+            self.set(first_adapter(adapter, self.config(adapter), self.shapes))
+
+    def _set_principal_parts(self, read: Reader, seed: int) -> None:
+        """Set the first weights of PiSSA, and the same ones with the opposite sign.
+
+        Every rank decomposes the whole weights of its layers.
+        """
+        shapes = self.shapes
+
+        @cache
+        def parts(module: str) -> tuple[Tensor, Tensor]:
+            size = shapes[f"{module}.{B}"][0], shapes[f"{module}.{A}"][1]
+            weight = read(f"{module}.weight", size)
+            return principal_part(weight, module, self._settings, seed)
+
+        def first(name: str, _: tuple[int, ...]) -> Tensor:
+            is_a = name.endswith(A)
+            a, b = parts(name.removesuffix(f".{A if is_a else B}"))
+            return a if is_a else b
+
+        def opposite(name: str, size: tuple[int, ...]) -> Tensor:
+            return first(name, size) * (1 if name.endswith(A) else -1)
+
+        mapping.fill(self.entries, self.trained, first)
+        mapping.fill(self.entries, self._initial, opposite)
 
     @property
     def trained(self) -> dict[str, list[Tensor]]:
         """The parameters of this rank that learn, by Megatron's names; each alone in a list."""
         return mapping.named_trained(self._chunks)
+
+    @property
+    def _initial(self) -> dict[str, list[Tensor]]:
+        """The frozen tensors of PiSSA of this rank, by the names of the trained parameters."""
+        return {
+            f"{name.removesuffix('.weight')}.adapter.{side}": [tensor]
+            for name, adapter in self._by_weight.items()
+            for side, tensor in (("a", adapter.initial_a), ("b", adapter.initial_b))
+            if tensor is not None
+        }
+
+    @property
+    def initial_names(self) -> set[str]:
+        """The names in transformers of tensors that files have twice, with PiSSA."""
+        sides = (f".{A}", f".{B}") if self._settings.pissa else ()
+        return {name for name in self.shapes if name.endswith(sides)}
+
+    def initial(self) -> dict[str, Tensor]:
+        """Return the whole frozen tensors of PiSSA, by transformers' names. Collective."""
+        names = self.initial_names
+        table = [entry for entry in self.entries if entry.hf[0][0] in names]
+        return dict(mapping.whole_tensors(table, self._initial)) if table else {}
+
+    def set_initial(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the frozen tensors of PiSSA from whole ones by transformers' names."""
+        mapping.fill(self.entries, self._initial, lambda name, _: tensors[name])
 
     @property
     def shapes(self) -> Shapes:
@@ -233,7 +311,8 @@ class Adapters:
 
     def config(self, base: Path) -> LoraConfig:
         """Return PEFT's configuration, of an adapter trained from the checkpoint `base`."""
-        return of_base(peft_config(self._settings, self.targets), base)
+        config = peft_config(self._settings, self.targets)
+        return of_base(joined_config(config) if self._settings.pissa else config, base)
 
     def merged(self, parameter: str, weight: Tensor) -> Tensor:
         """Return this rank's share of a weight, with its adapter added in."""

@@ -27,6 +27,7 @@ from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
 from sluice_trainer.lora.checkpoint import AdapterPart, read_part
+from sluice_trainer.lora.pissa import joined
 from sluice_trainer.megatron import frozen_model, parallel
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process
 from sluice_trainer.megatron.checkpoints import checkpoint
@@ -88,14 +89,13 @@ class MegatronPolicy(LearningPolicy):
         if spec.trainer.routing_replay != "none":
             check_mixture(self.shape)
             replay.install(chunks, spec.trainer.routing_replay)
-        load_initial(
-            chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed
-        )
+        base = None if spec.model.init == "random" else model_dir
+        load_initial(chunks, self.shape, base, spec.data.seed)
         total_steps, critic = total_steps or spec.trainer.steps, spec.algorithm.value_model
         # The schedule excludes the steps in which only the critic learns.
         own_steps = steps_of_policy(total_steps, critic)
         size, rates = self._micro_batch_size, spec.trainer.optimizer
-        adapters = _adapters(spec, chunks, self.shape)
+        adapters = _adapters(spec, chunks, self.shape, base)
         self._adapter = adapters.config(model_dir) if adapters else None
         self._learner = MegatronLearner(chunks, config, spec, size, rates, own_steps, adapters)
         self._reference = frozen_model.reference(spec, size, model_dir, self._learner)
@@ -142,7 +142,8 @@ class MegatronPolicy(LearningPolicy):
 
     def adapter_tensors(self) -> dict[str, Tensor]:
         assert self._learner.adapters is not None
-        return self._learner.adapters.tensors()
+        adapters = self._learner.adapters
+        return joined(adapters.tensors(), adapters.initial())
 
     @property
     def _parts(self) -> dict[str, MegatronLearner]:
@@ -181,15 +182,23 @@ class MegatronPolicy(LearningPolicy):
     def _load_adapter(self, directory: Path, part: MegatronLearner) -> dict[str, Any]:
         assert self._adapter is not None
         assert part.adapters is not None
-        state, user_state = read_part(directory, self._adapter, part.adapters.shapes)
-        set_adapter_state(part.adapters, part.optimizer, state)
+        adapters = part.adapters
+        state, user_state = read_part(
+            directory, self._adapter, adapters.shapes, adapters.initial_names
+        )
+        set_adapter_state(adapters, part.optimizer, state)
         return user_state
 
 
-def _adapters(spec: RLJobSpec, chunks: list[Any], shape: ModelShape) -> Adapters | None:
-    """Add the adapters of `trainer.lora` to a model with its initial weights, if there are any."""
+def _adapters(
+    spec: RLJobSpec, chunks: list[Any], shape: ModelShape, base: Path | None
+) -> Adapters | None:
+    """Add the adapters of `trainer.lora` to a model with its initial weights, if there are any.
+
+    base: checkpoint of these weights; None: they are drawn.
+    """
     lora = spec.trainer.lora
-    return Adapters(chunks, shape, lora, spec.data.seed) if lora else None
+    return Adapters(chunks, shape, lora, spec.data.seed, base) if lora else None
 
 
 def _critic(
@@ -209,9 +218,10 @@ def _critic(
     config = model_config(spec, shape)
     chunks = build(config, shape)
     drawn = settings.model_path is None and spec.model.init == "random"
-    load_initial(chunks, shape, None if drawn else directory, spec.data.seed)
+    base = None if drawn else directory
+    load_initial(chunks, shape, base, spec.data.seed)
     rates = critic.rates(settings, spec.trainer.optimizer)
-    adapters = _adapters(spec, chunks, shape)
+    adapters = _adapters(spec, chunks, shape, base)
     learner = MegatronLearner(chunks, config, spec, size, rates, total_steps, adapters)
     return critic.CriticModel(settings, learner, forward_values)
 

@@ -30,7 +30,8 @@ def adapter_state(adapters: Adapters, optimizer: Any, ranks: Ranks) -> AdapterSt
         key: adapters.gathered({parameter: state[key] for parameter, state in states.items()})
         for key in MOMENTS
     }
-    return AdapterState(adapters.tensors(), moments, max(ranks.gather(adam_step(optimizer))))
+    step = max(ranks.gather(adam_step(optimizer)))
+    return AdapterState(adapters.tensors(), moments, step, adapters.initial())
 
 
 @megatron_device()
@@ -39,6 +40,7 @@ def set_adapter_state(adapters: Adapters, optimizer: Any, state: AdapterState) -
     allocate_optimizer_state(optimizer)
     # The optimizer's float32 weights are views of the parameters.
     adapters.set(state.tensors)
+    adapters.set_initial(state.initial)
     moments = {key: adapters.shares(state.moments[key]) for key in MOMENTS}
     by_parameter = {
         parameter: {key: moments[key][name] for key in MOMENTS}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.model.spec import block_spec, join_head_norms, set_latent_rotary
 from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_config import ModelShape
-from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
+from sluice_trainer.model.huggingface_files import VALUE_HEAD, Reader, reader
 
 
 class ValueHead(torch.nn.Linear):
@@ -111,10 +113,18 @@ def distribute(chunks: list[GPTModel], config: TransformerConfig) -> list[Distri
 
 def load_initial(chunks: list[Any], shape: ModelShape, weights: Path | None, seed: int) -> None:
     """Load the initial weights from a Hugging Face checkpoint, or draw them if there is none."""
+    with initial_weights(shape, weights, seed) as read:
+        mapping.load(chunks, shape, read)
+
+
+@contextmanager
+def initial_weights(shape: ModelShape, weights: Path | None, seed: int) -> Iterator[Reader]:
+    """Yield a function that returns the initial weights by their names in transformers."""
     if weights is None:
-        load_random(chunks, shape, seed)
+        yield partial(_drawn, shape, seed)
     else:
-        load_hf(chunks, shape, weights)
+        with reader(weights) as read:
+            yield read
 
 
 def load_random(chunks: list[Any], shape: ModelShape, seed: int) -> None:
@@ -123,17 +133,17 @@ def load_random(chunks: list[Any], shape: ModelShape, seed: int) -> None:
     Each Hugging Face tensor has a generator seeded by seed and name, so the weights do not depend
     on the parallel layout.
     """
+    mapping.load(chunks, shape, partial(_drawn, shape, seed))
 
-    def draw(name: str, size: tuple[int, ...]) -> Tensor:
-        if name == VALUE_HEAD:
-            return torch.zeros(size)
-        if len(size) == 1:
-            return torch.zeros(size) if name.endswith("bias") else torch.ones(size)
-        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-        return torch.empty(size).normal_(0.0, shape.init_range, generator=generator)
 
-    mapping.load(chunks, shape, draw)
+def _drawn(shape: ModelShape, seed: int, name: str, size: tuple[int, ...]) -> Tensor:
+    if name == VALUE_HEAD:
+        return torch.zeros(size)
+    if len(size) == 1:
+        return torch.zeros(size) if name.endswith("bias") else torch.ones(size)
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return torch.empty(size).normal_(0.0, shape.init_range, generator=generator)
 
 
 def load_hf(chunks: list[Any], shape: ModelShape, directory: Path) -> None:
