@@ -616,6 +616,12 @@ TOGETHER += [
     ({}, _pooled(weightSync={"fanOut": "chain"}), "weightSync.fanOut", "to each engine of a pool"),
     (
         {},
+        _pooled(weightSync={"transport": "disk"}),
+        "weightSync.transport",
+        "engines of a pool have no directory of the job's",
+    ),
+    (
+        {},
         _pooled(trainer={"colocate": True}),
         "trainer.colocate",
         "do not share the trainer's GPUs",

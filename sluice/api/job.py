@@ -232,13 +232,6 @@ class RLJobSpec(Model):
         ),
         requires(
             _ADAPTER_SYNC,
-            ~field("trainer.colocate").is_true & (field("weightSync.transport") != "disk"),
-            "adapters are sent over nccl or gloo: with trainer.colocate or transport disk set "
-            "weightSync.lora: merged",
-            "weightSync.lora",
-        ),
-        requires(
-            _ADAPTER_SYNC,
             field("model.init") != "random",
             "with weightSync.lora: adapter engines read the model from its checkpoint, which "
             "model.init: random does not use: set weightSync.lora: merged",

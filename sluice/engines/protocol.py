@@ -351,7 +351,7 @@ class Control(Protocol):
         """
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        """Load a Hugging Face checkpoint."""
+        """Load a Hugging Face checkpoint, or the file with the tensors of an adapter."""
 
     async def name_version(self, version: int | str) -> None:
         """Rename the version of the engine's weights."""

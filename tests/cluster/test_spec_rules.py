@@ -133,10 +133,6 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
                 "only sglang with weightSync.enginePlugin takes adapters",
             ),
             (
-                {"weightSync": {"lora": "adapter", "transport": "disk"}},
-                "adapters are sent over nccl or gloo",
-            ),
-            (
                 {"weightSync": {"lora": "adapter"}, "model": {"path": "m", "init": "random"}},
                 "engines read the model from its checkpoint",
             ),

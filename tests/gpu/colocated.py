@@ -3,6 +3,10 @@
     python tests/gpu/colocated.py                          the task of examples/gpu/one-gpu.yaml
     python tests/gpu/colocated.py --faults                 engine and trainer are killed
     python tests/gpu/colocated.py --shape qwen3-4b --steps 5   random weights of a larger model
+    python tests/gpu/colocated.py --lora --steps 12            an adapter alone is sent (a minute)
+
+With `--lora` the engine keeps the model in host memory while it rests. If it lost the model, or got
+another adapter, its log-probs would differ from the trainer's.
 
 `--set` works as in `sluice run`. It prints each step's times and the GPU's memory in each turn, and
 checks that the reward rises, that log-probs of trainer and engine agree, and that offloaded memory
@@ -55,6 +59,12 @@ LARGE = (
     "trainer.steps=1000",
     "checkpoint={everySteps: 1000, exportHF: false}",
 )
+LORA = (
+    "model.init=pretrained",
+    "trainer.lora={rank: 8, alpha: 16}",
+    "weightSync.lora=adapter",
+    "trainer.optimizer={lr: 1e-2}",
+)
 TOLERANCE = 0.1  # of log-probs, bf16
 
 
@@ -69,6 +79,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=500, help="the run must be done by then")
     parser.add_argument("--set", action="append", default=[], help="as of `sluice run`")
     parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--lora", action="store_true", help="an adapter of random weights")
     parser.add_argument("--out", type=Path, help="keep the run's directory here")
     parser.add_argument("--offload", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -77,7 +88,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         run = prepare(Path(scratch), arguments)
         try:
-            problems = offload(Path(scratch)) + train(run, arguments)
+            problems = [] if arguments.lora else offload(Path(scratch))
+            problems += train(run, arguments)
         finally:
             run.stop()
             if arguments.out:
@@ -112,8 +124,18 @@ def prepare(scratch: Path, arguments: argparse.Namespace) -> Laptop:
     if arguments.shape:
         write_config(scratch / "quickstart/model", arguments.shape, "bfloat16")
         overrides = list(LARGE)
+    if arguments.lora:
+        save_random_weights(scratch / "quickstart/model")
+        overrides += LORA
     overrides.append("rollout.engineArgs.logLevelHttp=info")  # its log says when it rests
     return Laptop(scratch / "gpu", scratch / "run", *overrides, *arguments.set)
+
+
+def save_random_weights(model: Path) -> None:
+    """Write weights beside the configuration of a model: adapters need a model on disk."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
 
 
 def offload(scratch: Path) -> list[str]:
@@ -186,7 +208,10 @@ def train(run: Laptop, arguments: argparse.Namespace) -> list[str]:
     if difference > TOLERANCE:
         problems.append(f"log-probs of trainer and engine differ by {difference}")
     first, last = records[0]["rollout/raw_reward"], records[-1]["rollout/raw_reward"]
-    if not arguments.shape and last < 2 * first:
+    if arguments.lora and not max(r["train/grad_norm"] for r in records) > 0:
+        problems.append("no gradient: the adapter stays as it was")
+    # The frozen random weights learn little in so few steps.
+    if not (arguments.shape or arguments.lora) and last < 2 * first:
         problems.append(f"the reward does not rise: {first} -> {last}")
     if not arguments.shape:
         summary = run.summary()

@@ -37,6 +37,12 @@ POOL_ACROSS_GROUPS = (
     ),
     requires(
         _POOLED,
+        field("weightSync.transport") != "disk",
+        "engines of a pool have no directory of the job's: leave weightSync.transport out",
+        "weightSync.transport",
+    ),
+    requires(
+        _POOLED,
         field("trainer.colocate").is_false,
         "engines of a pool do not share the trainer's GPUs: leave trainer.colocate out",
         "trainer.colocate",

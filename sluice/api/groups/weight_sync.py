@@ -73,8 +73,7 @@ class WeightSync(Model):
         description="What engines get from a trainer with trainer.lora. merged: all weights, with "
         "the adapter added. adapter: the adapter alone, megabytes; the engine reads the model from "
         "its checkpoint once and applies the adapter to every request. Needs SGLang with "
-        "enginePlugin, a model with weights on disk, and engines that do not share the trainer's "
-        "GPUs.",
+        "enginePlugin, and a model with weights on disk.",
     )
 
     @property

@@ -195,7 +195,7 @@ class Control(HttpControl):
         )
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        """Load a Hugging Face checkpoint."""
+        """Load a Hugging Face checkpoint, or with the plugin the file of an adapter."""
         body = {
             "model_path": path,
             # The engine may have been started with dummy weights.

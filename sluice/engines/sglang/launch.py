@@ -155,6 +155,8 @@ class Launch:
         elif spec.trainer.colocate:
             # Lets the engine release its memory for the trainer.
             args["enable-memory-saver"] = True
+            # An update brings the adapter alone, so the engine keeps the model in host memory.
+            args["enable-weights-cpu-backup"] = spec.weight_sync.lora == "adapter"
         if rollout.gpus_per_replica and spec.trainer.deterministic:
             args |= _DETERMINISTIC_ARGS
         if spec.weight_sync.lora == "adapter":

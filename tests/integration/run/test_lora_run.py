@@ -17,14 +17,15 @@ RANK = 4
 
 
 @pytest.mark.parametrize(
-    ("backend", "sync"), [("fsdp", "merged"), ("fsdp", "adapter"), ("megatron", "adapter")]
+    ("backend", "sync", "transport"),
+    [("fsdp", "merged", "gloo"), ("fsdp", "adapter", "gloo"), ("megatron", "adapter", "disk")],
 )
 def test_an_adapter_trains_although_trainer_and_engine_are_killed(
-    backend: str, sync: str, pretrained: Path, laptop: Callable[..., Laptop]
+    backend: str, sync: str, transport: str, pretrained: Path, laptop: Callable[..., Laptop]
 ) -> None:
     run = laptop(
         f"model={{path: {pretrained}, init: pretrained}}",
-        f"weightSync.lora={sync}",
+        f"weightSync={{lora: {sync}, transport: {transport}}}",
         f"trainer.backend={backend}",
         f"trainer.lora={{rank: {RANK}, alpha: 8}}",
         "trainer.optimizer.lr=0.01",

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sluice.engines.protocol import BaseModel
 from sluice.model_digest import model_digest
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_trainer.weights.disk import AdapterFile, VersionDirectories
+from sluice_trainer.weights.ipc import Ipc
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import (
     Sglang,
@@ -24,6 +28,7 @@ from tests.integration.engines import (
     save_model,
     tolerance,
 )
+from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.weights import tools
 from tests.integration.weights.adapters import (
     ALL_LAYERS,
@@ -79,6 +84,18 @@ def in_place(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield server
 
 
+@pytest.fixture(scope="module")
+def side_by_side(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
+    """Start an engine that keeps two versions, and older ones while requests use them."""
+    with serving(base, tmp_path_factory.mktemp("engine") / "log", versions=2) as server:
+        yield server
+
+
+def over_directory(make_sender: MakeSender, directory: Path, **sync: object) -> WeightSender:
+    transport = AdapterFile(VersionDirectories(directory, 1))
+    return make_sender(transport, lora="adapter", transport="disk", **sync)
+
+
 @pytest.mark.parametrize("layers", [ALL_LAYERS, ATTENTION], ids=["all layers", "attention"])
 async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
     layers: tuple[str, ...],
@@ -124,6 +141,9 @@ async def test_an_engine_of_two_ranks_cuts_the_adapter(
         await publish_adapter(sender, 2, tensors)
         assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2)
         assert "loaded in place, at once" in (tmp_path / "log").read_text()
+        tensors = adapter(base, 3)
+        await publish_adapter(over_directory(make_sender, tmp_path / "weights"), 3, tensors)
+        assert await serves(server.url, merged(base, tensors, tmp_path / "3"), 3)
 
 
 async def test_layers_that_sglang_joins_must_come_together(
@@ -139,6 +159,56 @@ async def test_layers_that_sglang_joins_must_come_together(
     tensors = adapter(base, 2)
     await publish_adapter(sender, 2, tensors)
     assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"
+
+
+async def test_an_adapter_also_comes_over_a_directory(
+    in_place: Sglang, base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+) -> None:
+    await join_engine("engine-0", in_place.address)
+    sender = over_directory(make_sender, tmp_path / "weights")
+    for version, layers in ((1, ALL_LAYERS), (2, ALL_LAYERS), (3, ATTENTION)):
+        tensors = adapter(base, version, layers)
+        outcome = await publish_adapter(sender, version, tensors)
+        assert (outcome.engines, outcome.failed) == (("engine-0",), {})
+        model = merged(base, tensors, tmp_path / str(version))
+        assert await serves(in_place.url, model, version)
+    assert [file.name for file in (tmp_path / "weights").iterdir()] == ["version_0000003.attempt1"]
+    outcome = await publish_adapter(sender, 4, adapter(base, 4, ("k_proj", "o_proj", "down_proj")))
+    (refusal,) = outcome.refused.values()
+    assert "an adapter of k_proj needs one of q_proj" in refusal
+    await publish_adapter(sender, 5, tensors)
+    assert await serves(in_place.url, model, 5), "it lives on"
+
+
+@pytest.mark.skipif(gpus() > 0, reason="its memory is another GPU's; tests/gpu has one GPU")
+async def test_an_engine_that_rests_keeps_its_model_and_copies_an_adapter_from_the_trainer(
+    in_place: Sglang,
+    base: Path,
+    tmp_path: Path,
+    make_sender: MakeSender,
+    join_engine: JoinEngine,
+    rendezvous: Rendezvous,
+) -> None:
+    await join_engine("engine-0", in_place.address)
+    sender = make_sender(
+        Ipc(), colocated=True, lora="adapter", transport="ipc", pauseMode="abort", timeoutSeconds=20
+    )
+    for version, layers in ((1, ALL_LAYERS), (2, ALL_LAYERS), (3, ATTENTION)):
+        tensors = adapter(base, version, layers)
+        outcome = await publish_adapter(sender, version, tensors)
+        assert (outcome.engines, outcome.failed) == (("engine-0",), {})
+        model = merged(base, tensors, tmp_path / str(version))
+        assert await serves(in_place.url, model, version)
+        ledger = await rendezvous.ledger()
+        await sender.rest(
+            version,
+            [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()],
+        )
+    outcome = await publish_adapter(sender, 4, [("model.norm.weight", torch.ones(4000))])
+    (refusal,) = outcome.refused.values()
+    assert "this engine takes adapters, and these are tensors of a model" in refusal
+    await publish_adapter(sender, 5, tensors)
+    assert await serves(in_place.url, model, 5), "it lives on"
 
 
 async def test_an_engine_with_another_model_gets_no_adapter(
@@ -168,36 +238,48 @@ async def test_an_engine_with_another_model_gets_no_adapter(
     assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "a copy will do"
 
 
+@pytest.mark.parametrize(("over", "first"), [("communicator", 1), ("directory", 11)])
 async def test_a_request_ends_with_the_version_that_it_began_with(
-    base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+    over: str,
+    first: int,
+    side_by_side: Sglang,
+    base: Path,
+    tmp_path: Path,
+    make_sender: MakeSender,
+    join_engine: JoinEngine,
 ) -> None:
     """Three versions generate in one batch, and none of them is paused."""
-    with serving(base, tmp_path / "log", versions=2) as server:
-        await join_engine("engine-0", server.address)
+    await join_engine("engine-0", side_by_side.address)
+    if over == "directory":
+        sender = over_directory(make_sender, tmp_path / "weights", pauseMode="versions")
+    else:
         sender = make_sender(lora="adapter", pauseMode="versions")
-        models, running = {}, {}
-        async with SGLANG.client(server.url) as engine:
-            await engine.wait_ready(30.0)
-            for version in (1, 2, 3):
-                tensors = adapter(base, version)
-                await publish_adapter(sender, version, tensors)
-                models[version] = merged(base, tensors, tmp_path / str(version))
-                sampling = {"max_new_tokens": TOKENS, "ignore_eos": True}
-                running[version] = asyncio.create_task(
-                    engine.generate(f"of {version}", PROMPT, sampling)
-                )
-                await asyncio.sleep(0.3)
-            await begin(sender, 4, joiners_only=False)
-            assert not running[1].done(), "its response was too short for this test"
-            # All of them end in the middle of an update.
-            for version, task in running.items():
-                generation = await task
-                assert [span.version for span in generation.spans] == [version]
-                expected = log_probs(models[version], PROMPT + generation.tokens, TOKENS)
-                assert distance(generation.log_probs, expected) < tolerance()
-        log = (tmp_path / "log").read_text()
-        assert "not used any more" not in log, "all are in use"
-        await send_adapter(sender, adapter(base, 4))
-        log = (tmp_path / "log").read_text()
-        unused = set(re.findall(r"the adapter (\S+) is not used any more", log))
-        assert unused == {"sluice@1", "sluice@2"}
+    models, running = {}, {}
+    async with SGLANG.client(side_by_side.url) as engine:
+        await engine.wait_ready(30.0)
+        for version in range(first, first + 3):
+            tensors = adapter(base, version)
+            await publish_adapter(sender, version, tensors)
+            models[version] = merged(base, tensors, tmp_path / str(version))
+            sampling = {"max_new_tokens": TOKENS, "ignore_eos": True}
+            running[version] = asyncio.create_task(
+                engine.generate(f"of {version}", PROMPT, sampling)
+            )
+            await asyncio.sleep(0.3)
+        await begin(sender, first + 3, joiners_only=False)
+        assert not running[first].done(), "its response was too short for this test"
+        # All of them end in the middle of an update.
+        for version, task in running.items():
+            generation = await task
+            assert [span.version for span in generation.spans] == [version]
+            expected = log_probs(models[version], PROMPT + generation.tokens, TOKENS)
+            assert distance(generation.log_probs, expected) < tolerance()
+    names = {f"sluice@{version}" for version in models}
+    assert not names & dropped(side_by_side), "all are in use"
+    await send_adapter(sender, adapter(base, first + 3))
+    assert names & dropped(side_by_side) == {f"sluice@{first}", f"sluice@{first + 1}"}
+
+
+def dropped(engine: Sglang) -> set[str]:
+    """Return the versions that the engine does not hold any more."""
+    return set(re.findall(r"the adapter (\S+) is not used any more", engine.log.read_text()))

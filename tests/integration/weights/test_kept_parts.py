@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sluice.engines.protocol import UNKNOWN_VERSION
 from sluice_trainer.fsdp.conversion import dist_to_hf
-from sluice_trainer.weights.disk import Disk
+from sluice_trainer.weights.disk import Disk, VersionDirectories
 from tests.integration.engines import Sglang, call, distance, tensors
 from tests.integration.trainer import tiny
 from tests.integration.trainer.multimodal import save_multimodal
@@ -129,7 +129,7 @@ async def test_it_serves_what_was_trained_and_keeps_its_tower(
     assert not sees(pictures, source)
 
     before = dict(tensors(source))
-    disk = Disk(tmp_path / "weights", source, 1, drawn=False)
+    disk = Disk(VersionDirectories(tmp_path / "weights", 1), source, drawn=False)
     await publish(make_sender(disk, transport="disk"), 2, [(n, before[n]) for n, _ in sent])
     assert await serves(pictures.url, source, 2)
     assert sees(pictures, source)

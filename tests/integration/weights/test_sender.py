@@ -24,7 +24,7 @@ from sluice.runtime.pod_env import free_port
 from sluice.wire import rpc
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.disk import Disk
+from sluice_trainer.weights.disk import Disk, VersionDirectories
 from sluice_trainer.weights.sender import WeightSender
 from sluice_trainer.weights.transport import Peer
 from tests.integration.conftest import Server
@@ -548,7 +548,9 @@ async def test_weights_also_arrive_over_a_directory(
     tmp_path: Path,
 ) -> None:
     await join_engine("rollout-0", server.address)
-    sender = make_sender(Disk(tmp_path, model, 1, drawn=False), transport="disk")
+    sender = make_sender(
+        Disk(VersionDirectories(tmp_path, 1), model, drawn=False), transport="disk"
+    )
     update = await publish(sender, 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert update.in_turn == 0

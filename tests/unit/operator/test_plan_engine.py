@@ -141,6 +141,18 @@ def test_an_engine_holds_the_versions_that_samples_may_have() -> None:
     assert json.loads(Launch().env(job.spec)["SLUICE_LORA"])["versions"] == 3
 
 
+@pytest.mark.parametrize("sync", ["adapter", "merged"])
+def test_an_engine_that_rests_keeps_a_model_that_no_update_brings(sync: str) -> None:
+    job = make_job(
+        trainer={"steps": 4, "gpusPerNode": 1, "colocate": True, "lora": {"rank": 8}},
+        rollout={"gpusPerReplica": 1},
+        weightSync={"lora": sync},
+    )
+    args = engine_args(job)
+    assert "--enable-memory-saver" in args
+    assert ("--enable-weights-cpu-backup" in args) == (sync == "adapter")
+
+
 def test_an_engine_that_gets_merged_weights_has_no_adapters() -> None:
     job = make_job(trainer={"steps": 4, "backend": "fsdp", "lora": LORA})
     assert "--enable-lora" not in engine_args(job)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
-from sluice_trainer.weights.disk import Disk
+from sluice_trainer.weights.disk import Disk, VersionDirectories
 
 
 async def write(disk: Disk, version: int) -> None:
@@ -21,7 +21,7 @@ async def write(disk: Disk, version: int) -> None:
 
 async def test_an_older_attempt_does_not_touch_the_weights_of_a_newer_one(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
-    older, newer = (Disk(weights, tmp_path, n, drawn=False) for n in (1, 2))
+    older, newer = (Disk(VersionDirectories(weights, n), tmp_path, drawn=False) for n in (1, 2))
     await write(newer, 5)
     await write(older, 5)
     names = [f"version_0000005.attempt{attempt}" for attempt in (1, 2)]
@@ -36,7 +36,7 @@ async def test_a_version_has_the_tensors_that_are_not_trained(tmp_path: Path, dr
     model.mkdir()
     source = {"a": torch.zeros(4), "b": torch.zeros(4), "visual.c": torch.full((2,), 3.0)}
     save_file(source, model / "model.safetensors")
-    disk = Disk(tmp_path / "weights", model, 1, drawn=drawn)
+    disk = Disk(VersionDirectories(tmp_path / "weights", 1), model, drawn=drawn)
     for version in (1, 2):
         await write(disk, version)
     (path,) = (tmp_path / "weights").iterdir()

@@ -24,7 +24,7 @@ from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.disk import Disk, VersionOnly
+from sluice_trainer.weights.disk import AdapterFile, Disk, VersionDirectories, VersionOnly
 from sluice_trainer.weights.ipc import Ipc, colocated_with
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender, share
@@ -113,8 +113,11 @@ class UpdateSession:
             return VersionOnly()
         if kind == "disk":
             directory = self._env.directory("checkpoint_dir") / "weights"
+            versions = VersionDirectories(directory, self._env.attempt)
+            if self._sends_adapter_alone:
+                return AdapterFile(versions)
             drawn = self._spec.model.init == "random"
-            return Disk(directory, Path(self._spec.model.path), self._env.attempt, drawn=drawn)
+            return Disk(versions, Path(self._spec.model.path), drawn=drawn)
         if kind == "ipc":
             return Ipc()
         attempt_and_rank = f"{self._env.attempt}-{self._rank}"

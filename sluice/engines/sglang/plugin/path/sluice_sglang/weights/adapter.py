@@ -13,8 +13,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from .. import fair_shares
 from ..fair_shares import FairShares
 from ..pool_credential import job_of, tag_of
 from .adapter_store import AdapterStore
-from .receive import failed_link, receive_data
+from .receive import failed_link, failure_on_any_rank, receive_data
 from .relay import route
 from .transfer import GROUP_PREFIX
 
@@ -63,6 +64,8 @@ def register() -> None:
     HookRegistry.register(
         f"{UPDATER}.update_weights_from_distributed", adapters.update, HookType.AROUND
     )
+    HookRegistry.register(f"{UPDATER}.update_weights_from_disk", adapters.load, HookType.AROUND)
+    HookRegistry.register(f"{UPDATER}.update_weights_from_tensor", adapters.open, HookType.AROUND)
     if adapters.store.versions:
         HookRegistry.register(f"{REQUEST}.__init__", pin_version)
         HookRegistry.register(f"{TOKENIZER}.__init__", without_lock)
@@ -150,12 +153,90 @@ class Adapters:
         except Exception as error:  # as SGLang: one bad update must not end the engine
             log.exception("an adapter has not come")
             return UpdateWeightsFromDistributedReqOutput(success=False, message=str(error))
+        self._conclude(updater, request)
+        return UpdateWeightsFromDistributedReqOutput(success=True, message="It has come.")
+
+    def load(self, original: Any, updater: Any, request: Any) -> Any:
+        """Load an adapter from a file that the trainer has written, and use it.
+
+        The file has all tensors of an update. SGLang itself loads a directory with a model.
+        """
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
+
+        file = Path(request.model_path)
+        if file.suffix != ".safetensors":
+            return original(updater, request)
+        message = self._take(lambda: self._read(file), updater, request)
+        return UpdateWeightFromDiskReqOutput(
+            success=not message, message=message or "It has been read.", num_paused_requests=0
+        )
+
+    def open(self, _: Any, updater: Any, request: Any) -> Any:
+        """Copy a bucket from the memory of a trainer that shares this rank's GPU.
+
+        An engine that serves adapters gets nothing else so.
+        """
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
+
+        message = self._take(lambda: self._copy(updater, request), updater, request)
+        return UpdateWeightsFromTensorReqOutput(
+            success=not message, message=message or "It has come."
+        )
+
+    def _take(self, read: Callable[[], None], updater: Any, request: Any) -> str:
+        """Take tensors that each rank reads, and use the adapter once all have come.
+
+        Returns what is wrong; empty if nothing is. No rank returns before all have read.
+        """
+        failure = ""
+        try:
+            read()
+        except Exception as error:  # as SGLang: one bad update must not end the engine
+            log.exception("an adapter has not come")
+            failure = str(error) or type(error).__name__
+        if failure := failure_on_any_rank(failure):
+            return failure
+        try:
+            if request.weight_version is not None:
+                self.store.commit("", request.weight_version, updater.scheduler)
+        except Exception as error:
+            log.exception("an adapter does not fit")
+            return str(error)
+        self._conclude(updater, request)
+        return ""
+
+    def _read(self, file: Path) -> None:
+        from safetensors.torch import load_file
+
+        tensors = load_file(file)
+        names = list(tensors)
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()]
+        shapes = [list(tensor.shape) for tensor in tensors.values()]
+        self.store.begin("")
+        bucket = self.store.bucket("", names, dtypes, shapes)
+        for name, tensor in tensors.items():
+            bucket.tensors[name].copy_(tensor)
+        self.store.received("", bucket)
+
+    def _copy(self, updater: Any, request: Any) -> None:
+        flat = flat_bucket(updater.tp_worker, request.serialized_named_tensors)
+        names = [entry.name for entry in flat["metadata"]]
+        dtypes = [str(entry.dtype).removeprefix("torch.") for entry in flat["metadata"]]
+        shapes = [list(entry.shape) for entry in flat["metadata"]]
+        if not is_adapter(names):
+            raise ValueError("this engine takes adapters, and these are tensors of a model")
+        bucket = self.store.bucket("", names, dtypes, shapes)
+        bucket.data.copy_(flat["flattened_tensor"])
+        if bucket.data.is_cuda:  # the trainer uses its memory again after the answer
+            torch.cuda.current_stream(bucket.data.device).synchronize()
+        self.store.received("", bucket)
+
+    def _conclude(self, updater: Any, request: Any) -> None:
+        """Do what SGLang does after an update; with several versions no request is interrupted."""
         if not self.store.versions:
-            # What SGLang does after a bucket. With several versions no request is interrupted.
             updater.flush_cache_after_weight_update(request)
             if hasattr(updater, "record_weight_version_after_update"):  # from 0.5.21 on
                 updater.record_weight_version_after_update(request.weight_version)
-        return UpdateWeightsFromDistributedReqOutput(success=True, message="It has come.")
 
     def _receive(self, updater: Any, job: str, request: Any) -> None:
         """Receive a bucket. Raises RuntimeError if it has not come whole, ValueError if unfit."""
@@ -169,6 +250,20 @@ class Adapters:
         """Drop the adapter of a job that has ended (pool_jobs.py)."""
         self.store.forget(request.lora_id, scheduler)
         return self.store.manager.create_lora_update_result(success=True)
+
+
+def flat_bucket(worker: Any, handles: Sequence[Any]) -> dict[str, Any]:
+    """Open the trainer's memory by this rank's handle. torch counts how often each is opened."""
+    if hasattr(worker, "deserialize_own_rank"):
+        opened: dict[str, Any] = worker.deserialize_own_rank(handles)
+        return opened
+    # SGLang before 0.5.21
+    from sglang.srt.utils import MultiprocessingSerializer
+    from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+
+    monkey_patch_torch_reductions()
+    opened = MultiprocessingSerializer.deserialize(handles[worker.model_runner.tp_rank])
+    return opened
 
 
 class NoLock:

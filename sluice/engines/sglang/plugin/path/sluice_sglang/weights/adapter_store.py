@@ -149,6 +149,10 @@ class AdapterStore:
         adapter = self.jobs.get(job)
         return adapter.held[-1] if adapter and adapter.held else None
 
+    def begin(self, job: str) -> None:
+        """Begin an update, and drop what has come of one that has not ended."""
+        self.jobs.setdefault(job, JobAdapter()).coming = []
+
     def bucket(self, job: str, names: Any, dtypes: Any, shapes: Any) -> Bucket:
         """Return memory for the next bucket of a job's update, which holds whole layers.
 

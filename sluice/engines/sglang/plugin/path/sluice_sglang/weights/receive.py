@@ -177,11 +177,16 @@ def failed_link() -> str:
     """Return why the bucket that is being loaded has not come to every rank; empty if it has."""
     came_over_link = links.comes_over_link
     failure = links.failure()
-    if came_over_link and (ranks := engine_ranks()) is not None:
+    return failure_on_any_rank(failure) if came_over_link else failure
+
+
+def failure_on_any_rank(failure: str) -> str:
+    """Return this rank's failure, or say that another rank has one. All ranks must call it."""
+    if (ranks := engine_ranks()) is not None:
         whole = torch.tensor([0 if failure else 1])
         torch.distributed.all_reduce(whole, torch.distributed.ReduceOp.MIN, group=ranks)
         if not whole.item():
-            return failure or "a bucket has not come to another rank of this engine"
+            return failure or "the weights have not come to another rank of this engine"
     return failure
 
 
