@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +65,31 @@ def with_digests(
     def part(part: Any) -> Any:
         return image_part(next(given)) if is_image_part(part) else part
 
-    return [
-        message | {"content": [part(entry) for entry in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in messages
-    ]
+    return [_with_parts(message, part) for message in messages]
+
+
+def data_url(image: Image) -> str:
+    """Return an image's file as a data URL."""
+    return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+
+
+def with_data_urls(messages: list[dict[str, Any]], images: Iterable[Image]) -> list[dict[str, Any]]:
+    """Return messages that hold the given images, in their order, in OpenAI's form."""
+    given = iter(images)
+
+    def part(part: Any) -> Any:
+        if not is_image_part(part):
+            return part
+        return {"type": "image_url", "image_url": {"url": data_url(next(given))}}
+
+    return [_with_parts(message, part) for message in messages]
+
+
+def _with_parts(message: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return message | {"content": [change(part) for part in content]}
 
 
 def is_image_part(part: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sluice.images.image import Image, data_url, image_part
 from sluice.samples.sample import Prompt, Purpose
 from sluice_rollout.environments import inputs
 from sluice_rollout.gateway.endpoint import Gateway
@@ -85,3 +86,19 @@ def test_the_row_is_a_json_object() -> None:
         "group": 7,
         "sample": 2,
     }
+
+
+def test_a_row_has_its_images_as_data_urls() -> None:
+    cat, dog = Image("image/png", 8, 8, b"cat"), Image("image/jpeg", 8, 8, b"dog")
+    text = {"type": "text", "text": "Which barks?"}
+    content = [image_part(cat.digest), text, image_part(dog.digest)]
+    prompt = Prompt(7, [*MESSAGES, {"role": "user", "content": content}])
+    row = inputs.row(prompt, 0, (), [cat, dog])
+    assert row["prompt"] == "Which barks?"
+    assert row["messages"][:-1] == MESSAGES
+    assert row["messages"][-1]["content"] == [
+        {"type": "image_url", "image_url": {"url": data_url(cat)}},
+        text,
+        {"type": "image_url", "image_url": {"url": data_url(dog)}},
+    ]
+    assert data_url(cat) == "data:image/png;base64,Y2F0"

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sluice.images.image import Image, is_image_part, with_data_urls
 from sluice.samples.episode_protocol import ARTIFACTS
 from sluice.samples.sample import Messages, Prompt
 from sluice_rollout.environments.orphan_reaper import MARK
@@ -88,12 +89,16 @@ def prompt_variables(prompt: Prompt) -> dict[str, str]:
     return {name: text for name, text in texts.items() if _fits(text)}
 
 
-def row(prompt: Prompt, sample: int, seats: Sequence[str] = ()) -> dict[str, Any]:
+def row(
+    prompt: Prompt, sample: int, seats: Sequence[str] = (), images: Sequence[Image] = ()
+) -> dict[str, Any]:
     """Return an episode's row as a JSON object.
 
-    `prompt` is always a text; `messages` is there if the row has messages.
+    `prompt` is always a text; `messages` is there if the row has messages. They hold the prompt's
+    `images` as data URLs, as OpenAI's clients send them.
     """
-    messages = {} if isinstance(prompt.prompt, str) else {"messages": prompt.prompt}
+    chat = prompt.prompt
+    messages = {} if isinstance(chat, str) else {"messages": with_data_urls(chat, images)}
     return {
         "prompt": _question(prompt.prompt),
         **messages,
@@ -113,8 +118,15 @@ def _question(prompt: str | Messages) -> str:
     """Return the prompt as a text. Of messages, this is the user's last one."""
     if isinstance(prompt, str):
         return prompt
-    texts = [_text(message.get("content")) for message in prompt if message.get("role") == "user"]
+    texts = [_words(message.get("content")) for message in prompt if message.get("role") == "user"]
     return texts[-1] if texts else ""
+
+
+def _words(content: Any) -> str:
+    """Return a content as a text, without its images."""
+    if isinstance(content, list) and any(map(is_image_part, content)):
+        return "".join(_text(part.get("text")) for part in content)
+    return _text(content)
 
 
 def _text(value: Any) -> str:

@@ -115,7 +115,7 @@ def _assignment(episode: Episode, prompt: Prompt, key_and_files: dict[str, Any])
 
     """
     variables = list(inputs.prompt_variables(prompt).items())
-    row = inputs.row(prompt, episode.sample.index, episode.seats)
+    row = inputs.row(prompt, episode.sample.index, episode.seats, episode.images)
     text = json.dumps({**key_and_files, "variables": variables, "row": row})
     if len(text) > wire.MOST_BYTES:  # json.dumps writes ASCII
         limit = f"at most {wire.MOST_BYTES} can be sent to a pod"

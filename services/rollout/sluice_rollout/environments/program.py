@@ -155,7 +155,7 @@ class Program:
             prompt = self.verifier.rules.visible(prompt)
             artifacts.prepare(directory)
         Path(directory, ROW).write_text(
-            json.dumps(inputs.row(prompt, episode.sample.index, episode.seats))
+            json.dumps(inputs.row(prompt, episode.sample.index, episode.seats, episode.images))
         )
         variables = inputs.episode_variables(prompt, episode.gateway, directory, self.model)
         try:

@@ -113,7 +113,7 @@ class VerifierProcess:
     ) -> dict[str, str]:
         os.mkdir(f"{workspace}/{inputs.TEMPORARY}")
         artifacts.prepare(workspace, files)
-        row = inputs.row(episode.prompt, episode.sample.index, episode.seats)
+        row = inputs.row(episode.prompt, episode.sample.index, episode.seats, episode.images)
         Path(workspace, ROW).write_text(json.dumps(row))
         return {
             **self.variables,
