@@ -66,8 +66,8 @@ class ImageClient:
                 self._kept.put(digest, image, len(image.data))
         return [found[digest] for digest in digests]
 
-    async def put(self, lease_id: str, images: Iterable[Image]) -> None:
-        """Store images that samples of a leased group will refer to.
+    async def put(self, lease_id: str, images: Sequence[Image]) -> None:
+        """Store images that samples of a leased group will refer to. Copies are kept for `get`.
 
         They last as long as the group is in work or its samples are kept.
 
@@ -88,6 +88,8 @@ class ImageClient:
             )
 
         await self._call("PutImages", send)
+        for image in images:
+            self._kept.put(image.digest, image, len(image.data))
 
     async def _fetch(self, digests: list[str]) -> dict[str, Image]:
         request = pb.GetImagesRequest(digests=digests)

@@ -41,7 +41,6 @@ WITHOUT_IMAGES: list[tuple[dict[str, Any], str]] = [
         },
         "engines of a pool get no images",
     ),
-    ({"rollout": {"environment": {"command": ["play"]}}}, "gateway takes no images"),
     ({"reward": {"model": {"url": "http://judge"}}}, "a reward model gets no images"),
     ({"debug": {"replay": "runs/rollouts"}}, "dumped rollouts name their images"),
     (

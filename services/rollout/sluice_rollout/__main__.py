@@ -190,8 +190,9 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
     health = EngineHealth(engine, spec.weight_sync.pause_seconds, spec.rollout.health)
     pods = parts.pods
     pod_address = PodAddress(env.bind, env.port("gateway"), pods.join) if pods else None
-    registry = EpisodeRegistry.for_job(spec, encoder, pod_address)
     processor = encoder.image_processor
+    image_client = ImageClient(parts.buffer.locator) if processor else None
+    registry = EpisodeRegistry.for_job(spec, encoder, pod_address, image_client)
     placeholder = processor.placeholder if processor else None
     generator = Generator(
         engine, encoder.decode, slots, lambda: membership.version, health, placeholder,
@@ -199,7 +200,7 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
     )  # fmt: skip
     maker = group_maker(
         spec, encoder, generator, membership, parts.code, parts.teacher, registry.open_gateway,
-        ImageClient(parts.buffer.locator) if processor else None,
+        image_client,
     )  # fmt: skip
     submitter = Submitter(spec, parts.buffer, parts.code.dynamic_filter)
     load = Load(synchronous=spec.rollout.mode == "sync")

@@ -150,14 +150,9 @@ class Episode:
         """An OpenAI-compatible endpoint for a program that plays this episode.
 
         It takes the place of `generate`. Its key opens this episode only, until the function
-        returns. Raises RuntimeError if the episode has turns of `generate` already, or has ended,
-        or if its prompt has images.
+        returns. Messages of the prompt may be sent as they are, with their references to images.
+        Raises RuntimeError if the episode has turns of `generate` already, or has ended.
         """
-        if self.prompt.images:
-            raise RuntimeError(
-                "episode.gateway: it takes no images, and this prompt has some: play the episode "
-                "with episode.generate"
-            )
         if self._gateway is None:
             if self.open_gateway is None or self._left or self._next:
                 raise RuntimeError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -42,8 +43,12 @@ class GroupRequests:
     # Time at the engine, and tokens from it, of all answered requests.
     seconds: float = 0.0
     tokens: int = 0
-    # Images of the group's prompt, by digest.
+    # Images of the group's prompt, and those that running requests need (`holding`), by digest.
     images: dict[str, Image] = field(default_factory=dict)
+    # Digests of images that were stored for this lease with PutImages, one request at a time.
+    stored: set[str] = field(default_factory=set)
+    storing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _holders: Counter[str] = field(default_factory=Counter)
 
     @property
     def latency(self) -> float | None:
@@ -60,6 +65,21 @@ class GroupRequests:
             yield
         finally:
             self.at_engine -= 1
+
+    @contextmanager
+    def holding(self, images: Mapping[str, Image]) -> Iterator[None]:
+        """Keep images that are not the prompt's while a request needs them."""
+        held = [name for name in images if name in self._holders or name not in self.images]
+        for name in held:
+            self.images[name] = images[name]
+            self._holders[name] += 1
+        try:
+            yield
+        finally:
+            for name in held:
+                self._holders[name] -= 1
+                if not self._holders[name]:
+                    del self._holders[name], self.images[name]
 
 
 # Requests of the group that the current task, and every task that it starts, works on. The default

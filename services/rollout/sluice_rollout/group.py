@@ -101,7 +101,7 @@ class GroupMaker:
             await self.scorer.score(group.samples, prompt)
         for sample in group.samples:
             if sample.status.finished:
-                self._check(sample, prompt)
+                self._check(sample, prompt, ids)
         return group
 
     # --- before generation
@@ -113,6 +113,15 @@ class GroupMaker:
         images = await self.image_client.get(prompt.images)
         REQUESTS.get().images = dict(zip(prompt.images, images, strict=True))
         return images
+
+    async def _images_of_agents(self, samples: list[Sample]) -> dict[str, Image]:
+        """Return those images of samples that their prompt does not have."""
+        of_prompt = REQUESTS.get().images
+        used = {name for s in samples for sequence in s.sequences for name in sequence.images}
+        names = sorted(used - of_prompt.keys())
+        if self.image_client is None or not names:
+            return {}
+        return dict(zip(names, await self.image_client.get(names), strict=True))
 
     def _continue(self, partial: list[Sample], prompt: Prompt, count: int) -> list[Sample]:
         """Return the group's samples: continued ones if the weights allow it, else new ones."""
@@ -176,9 +185,9 @@ class GroupMaker:
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)
         if self.teacher and self._has_teacher(prompt):
-            await gather(
-                *(self.teacher(prompt, s) for s in finished if s.status is not SampleStatus.FAILED)
-            )
+            valid = [sample for sample in finished if sample.status is not SampleStatus.FAILED]
+            with REQUESTS.get().holding(await self._images_of_agents(valid)):
+                await gather(*(self.teacher(prompt, sample) for sample in valid))
         if not self.scorer.judges_groups(prompt):
             await self.scorer.score(finished, prompt)
 
@@ -227,7 +236,7 @@ class GroupMaker:
 
     # --- after generation
 
-    def _check(self, sample: Sample, prompt: Prompt) -> None:
+    def _check(self, sample: Sample, prompt: Prompt, ids: list[int]) -> None:
         """Fail a finished sample that is not valid: the buffer would refuse its whole group."""
         try:
             sample.check()
@@ -242,6 +251,22 @@ class GroupMaker:
             sample.fail(f"{line}\n{row}")
             sample.cut(0)
             sample.metadata, sample.response, sample.reward_parts = {}, "", {}
+        if self.image_client is not None and sample.status is SampleStatus.FAILED:
+            self._fit_images(sample, prompt, ids)
+
+    def _fit_images(self, sample: Sample, prompt: Prompt, ids: list[int]) -> None:
+        """Give a failed sample its prompt's tokens if its own have no places for its images.
+
+        The trainer sees its tokens too.
+        """
+        try:
+            self._check_images(sample)
+        except SampleError:
+            images = list(prompt.images)
+            added = self.encoder.image_tokens(images_of_group(images))
+            whole = Sample(index=sample.index, images=images, image_tokens=added)
+            whole.append_prompt(ids)
+            sample.take(whole)
 
     def _check_images(self, sample: Sample) -> None:
         """Raise SampleError unless each sequence has a placeholder for each of its images.

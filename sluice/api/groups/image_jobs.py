@@ -22,13 +22,6 @@ IMAGES_ACROSS_GROUPS = (
     ),
     requires(
         _IMAGES,
-        ~field("rollout.environment").is_set,
-        "an environment's gateway takes no images: with data.images leave rollout.environment "
-        "out, or play with rollout.function",
-        "rollout.environment",
-    ),
-    requires(
-        _IMAGES,
         ~field("reward.model").is_set,
         "a reward model gets no images: with data.images leave reward.model out",
         "reward.model",

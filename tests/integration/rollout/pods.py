@@ -106,7 +106,7 @@ class Services:
         images = ImageClient(buffer.locator) if processor else None
         code = UserCode.load(spec)
         teacher = teacher_of(spec, encoder.tokenizer)
-        registry = EpisodeRegistry.for_job(spec, encoder)
+        registry = EpisodeRegistry.for_job(spec, encoder, image_client=images)
         open_gateway = registry.open_gateway
         make = group_maker(
             spec, encoder, generator, membership, code, teacher, open_gateway, images

@@ -46,11 +46,6 @@ def test_a_job_with_images_needs_one_field() -> None:
             id="a pool",
         ),
         pytest.param(
-            {"rollout": {"environment": {"command": ["python", "play.py"]}}},
-            "an environment's gateway takes no images",
-            id="an environment",
-        ),
-        pytest.param(
             {"reward": {"type": None, "model": {"url": "http://reward:8000"}}},
             "a reward model gets no images",
             id="a reward model",

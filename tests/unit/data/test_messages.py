@@ -103,7 +103,7 @@ def test_a_row_is_rendered_as_the_gateway_renders_the_same_request() -> None:
         {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": "c1"}]},
         {"role": "tool", "content": [{"type": "text", "text": "11"}], "tool_call_id": "c1"},
     ]
-    sent = [canonical(message) for message in recorded]
+    sent = [canonical(message, "messages[0]", {}) for message in recorded]
     printing = tokenizer("{% for message in messages %}{{ message | tojson }}\n{% endfor %}")
     [row, request] = [chat.render(printing, messages, chat=True) for messages in (recorded, sent)]
     assert row == request

@@ -150,7 +150,9 @@ def test_thoughts_are_left_out_and_thinking_settings_are_counted() -> None:
         pytest.param({"messages": [{"role": "tool", "content": "x"}]}, "a role", id="a role"),
         pytest.param({"messages": [{"role": "user", "content": 3}]}, "list of blocks", id="number"),
         pytest.param(
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text", id="picture"
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            r"messages\[0\]\.content\[0\]\.image: expected a data URL",
+            id="picture",
         ),
         pytest.param({"tools": [{"type": "web_search"}]}, "hosted tools", id="hosted tool"),
         pytest.param({"max_tokens": 0}, "max_tokens", id="no tokens"),

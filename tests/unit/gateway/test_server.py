@@ -219,7 +219,7 @@ MALFORMED_REQUESTS = [
         "chat/completions",
         {"json": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}},
         400,
-        "parts of text",
+        "messages[0].content[0].image_url: expected a data URL",
         id="an image",
     ),
     pytest.param(

@@ -83,13 +83,15 @@ async def test_a_question_aside_has_the_images_that_its_tokens_name() -> None:
     assert engine.images == [[IMAGE], [IMAGE], []]
 
 
-async def test_the_gateway_takes_no_prompt_with_images() -> None:
-    async def play(episode: Episode) -> None:
-        _ = episode.gateway
-
-    sample = await played(play, Script())
-    assert sample.status is SampleStatus.FAILED
-    assert "episode.gateway: it takes no images" in sample.error
+def test_files_of_running_requests_are_held_until_the_last_of_them_ends() -> None:
+    other = Image("image/png", 64, 32, b"other")
+    group = GroupRequests(0, images={IMAGE.digest: IMAGE})
+    files = {image.digest: image for image in (IMAGE, other)}
+    with group.holding(files):
+        with group.holding(files):
+            assert group.images == files
+        assert group.images == files
+    assert group.images == {IMAGE.digest: IMAGE}
 
 
 @pytest.mark.parametrize("token", [PLACEHOLDER, VIDEO], ids=["image", "video"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +14,16 @@ import numpy as np
 from sluice.api.groups.episode import EpisodeLimits
 from sluice.data.chat import PromptError
 from sluice.engines.protocol import CallParser, EngineError, PromptRefusedError
+from sluice.images.image import Image
 from sluice.samples.sample import Messages, Sample
+from sluice.wire import rpc
 from sluice_rollout import metrics
-from sluice_rollout.episode import Episode, EpisodeEndError
+from sluice_rollout.episode import Episode, EpisodeEndError, PlayFailedError
 from sluice_rollout.gateway import compaction, large_requests, tool_call_parser
 from sluice_rollout.gateway.compaction import Summaries, ToolResultDropper
 from sluice_rollout.gateway.conversation import Conversation, Turn
 from sluice_rollout.gateway.history import Continuation, History, Template, TextTooLongError
+from sluice_rollout.gateway.images import SessionImages
 from sluice_rollout.gateway.interfaces import exchange
 from sluice_rollout.gateway.interfaces.errors import (
     TOO_LONG,
@@ -65,6 +69,8 @@ class AgentSession:
         Tokens that may come before the first answer of a branch.
     limits
         Limits on turns, branches and their length (`rollout.limits`).
+    images
+        The images of the agent's conversation.
     seat
         The agent's name in `rollout.seats`; empty if the job has no seats.
 
@@ -75,6 +81,7 @@ class AgentSession:
     parser: CallParser
     max_prompt_tokens: int
     limits: EpisodeLimits
+    images: SessionImages
     seat: str = ""
     conversation: Conversation = field(init=False)
     history: History = field(init=False)
@@ -125,7 +132,12 @@ class AgentSession:
             raise too_long(
                 f"at least {least} tokens; the model's context has {self._context_tokens}"
             )
-        turn = self.conversation.turn_at(continuation.parent, continuation.added)
+        turn = self.conversation.turn_at(
+            continuation.parent,
+            continuation.added,
+            continuation.images,
+            self.images.tokens_added(continuation.images),
+        )
         turn.is_summary, seconds = is_summary, 0.0
         try:
             if not turn.finish:
@@ -208,7 +220,11 @@ class AgentSession:
         """True if a whole turn has room at a continuation."""
         if continuation.least_tokens:
             return False
-        turn = Turn(continuation.parent, np.array(continuation.added, np.int32))
+        turn = Turn(
+            continuation.parent,
+            np.array(continuation.added, np.int32),
+            image_tokens=self.images.tokens_added(continuation.images),
+        )
         needed = self.limits.turn_tokens or 1
         if needed >= self.episode.sampling["max_new_tokens"]:
             needed = 1  # only a first turn can have that many tokens
@@ -235,8 +251,9 @@ class AgentSession:
         texts = [text for text in [*self._completion_turns] if request.prompt.startswith(text)]
         if texts:
             text = max(texts, key=len)
-            added = self.template.encode(request.prompt[len(text) :])
-            return Continuation(self._completion_turns[text], added)
+            return self.history.continue_text(
+                self._completion_turns[text], request.prompt[len(text) :]
+            )
         opening = request.raw is None
         return self.history.continue_tokens(self.template.encode(request.prompt, opening=opening))
 
@@ -290,7 +307,7 @@ class AgentSession:
     def _tokens_left(self, turn: Turn) -> int:
         """Tokens of the response that are left when the turn begins."""
         max_response = int(self.episode.sampling["max_new_tokens"])
-        return max_response - (len(turn.context) - turn.prompt_length)
+        return max_response - (turn.context_length - turn.prompt_length)
 
     async def _generate(self, turn: Turn, request: TurnRequest) -> float:
         """Have the engine finish a turn, which may have tokens already. Returns the seconds."""
@@ -302,15 +319,18 @@ class AgentSession:
             return 0.0
         self._check_limits(turn)
         room = self._tokens_for(turn)
+        self._check_sampled(turn)
         turn_limit = room if turn.is_summary else self.limits.turn_tokens or room
         left = min(room, request.max_tokens or room, turn_limit) - len(turn.tokens)
-        sample = Sample(index=self.episode.sample.index)
+        sample = Sample(index=self.episode.sample.index, images=list(turn.all_images))
         sample.append_prompt(turn.context.tolist())
         sample.append(turn.tokens.tolist(), turn.log_probs.tolist(), turn.spans)
         record: dict[str, Any] = {"length": len(turn.tokens)}
         start = time.monotonic()
         try:
-            await self.episode.speak(record, self._sampling(request), left, sample)
+            images = await self._stored_images(request, sample.images)
+            with self.images.group.holding(images):
+                await self.episode.speak(record, self._sampling(request), left, sample)
         except (EngineError, EpisodeEndError) as error:
             raise _refusal(error) from error
         finally:
@@ -319,6 +339,28 @@ class AgentSession:
             turn.experts = sample.routed_experts
         turn.finish, turn.stop = record["finish"], record.get("stop")
         return time.monotonic() - start
+
+    def _check_sampled(self, turn: Turn) -> None:
+        """Raise GatewayError if an earlier answer has a token that stands for an image.
+
+        The engine would look for that image.
+        """
+        if any(self.images.has_media_token(earlier.tokens.tolist()) for earlier in turn.path[:-1]):
+            raise too_long("the model has generated the placeholder of an image")
+
+    async def _stored_images(
+        self, request: TurnRequest, digests: Sequence[str]
+    ) -> Mapping[str, Image]:
+        """Return the images of a turn once the buffer has them. The sample fails if it does not."""
+        if not digests:
+            return {}
+        try:
+            with self.episode.time_limit.at_engine():
+                return await self.images.stored(request, digests)
+        except (rpc.RefusedError, rpc.DeadlineError) as error:
+            failure = PlayFailedError("images", f"cannot store an image of its agent: {error}")
+            self.episode.ended = failure
+            raise unavailable(str(failure)) from error
 
     def _sampling(self, request: TurnRequest) -> dict[str, Any]:
         """Return the job's sampling parameters, with the client's stops added."""
@@ -343,7 +385,7 @@ class AgentSession:
             text = self._raw_text(turn, tokens, request.raw)
         sampled = list(zip(tokens, turn.log_probs.tolist(), strict=True))
         answer = Answer(
-            text, tool_calls, finish, len(turn.context), len(tokens), turn.stop, sampled
+            text, tool_calls, finish, turn.context_length, len(tokens), turn.stop, sampled
         )
         self._remember(turn, request, answer)
         return answer

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.history import Tools, digests
@@ -58,8 +59,9 @@ class ToolResultDropper:
             (at for at, message in enumerate(messages) if message["role"] == "assistant"), default=0
         )
         for message, digest in zip(messages[:answered], digests(messages, None), strict=False):
-            is_result = message["role"] == "tool" and len(message["content"]) > len(DROPPED)
-            if is_result and digest not in self.dropped:
+            content = message["content"]
+            is_long = isinstance(content, list) or len(content) > len(DROPPED)
+            if message["role"] == "tool" and is_long and digest not in self.dropped:
                 yield digest
 
 
@@ -105,10 +107,18 @@ def after_summary(messages: Messages, summary: str) -> Messages:
     """Return the messages that replace these ones, given their summary."""
     system = [message for message in messages if message["role"] == "system"]
     question, answered = _last(messages, "user"), _last(messages, "assistant")
-    last = [messages[question]["content"]] if question is not None else []
-    content = "\n\n".join([*last, f"{INTRODUCTION}\n{summary}"])
+    content = _with_text(
+        messages[question]["content"] if question is not None else "", f"{INTRODUCTION}\n{summary}"
+    )
     unread = messages[answered:] if answered is not None and messages[-1]["role"] == "tool" else []
     return [*system, {"role": "user", "content": content}, *unread]
+
+
+def _with_text(content: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:
+    """Append a text to a content, which may have images."""
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": f"\n\n{text}"}]
+    return f"{content}\n\n{text}" if content else text
 
 
 def summary_text(answer: str) -> str:

@@ -1,6 +1,7 @@
 """An agent's conversation as a tree of turns, and the branches of it that are trained.
 
-A turn continues another one if its context begins with all tokens of that one, context and answer.
+A turn continues another one if its context begins with all tokens of that one, context and answer,
+and their placeholders stand for the same images.
 The sampled tokens are then kept, and `added` holds the tokens in between. Any other turn starts
 anew with its whole context. So if a client changes, drops or reorders its history, that makes a
 branch.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,9 @@ from sluice.samples.sample import Experts, Float32, Int32, Sample, TokenSequence
 from sluice.samples.turns import BRANCH_TURNS, ENVIRONMENT, MODEL, TURNS, records_of
 
 Record = dict[str, Any]  # a turn in a sample's metadata
+# Keys of a turn's record: the number of images between the turn before and this one, and the tokens
+# that they add.
+IMAGES, IMAGE_TOKENS = "images", "image_tokens"
 
 
 def _int32(ids: Iterable[int] = ()) -> Int32:
@@ -56,6 +61,10 @@ class Turn:
         Reward of this turn alone.
     is_summary
         True if the gateway asked for this turn, to summarise the history.
+    images
+        Digests of the images of `added`, in the order of their placeholders, one token each.
+    image_tokens
+        Tokens that these images add once each placeholder is as long as its image.
 
     """
 
@@ -70,6 +79,8 @@ class Turn:
     experts: Experts | None = None
     reward: float = 0.0
     is_summary: bool = False
+    images: tuple[str, ...] = ()
+    image_tokens: int = 0
 
     @property
     def path(self) -> list[Turn]:
@@ -91,9 +102,24 @@ class Turn:
         return np.concatenate([part for turn in self.path for part in (turn.added, turn.tokens)])
 
     @property
+    def all_images(self) -> tuple[str, ...]:
+        """The digests of the images of the context, in the order of their placeholders."""
+        return tuple(digest for turn in self.path for digest in turn.images)
+
+    @property
+    def added_length(self) -> int:
+        """The number of tokens of `added`, once each placeholder is as long as its image."""
+        return len(self.added) + self.image_tokens
+
+    @property
+    def context_length(self) -> int:
+        """The number of tokens before the answer, with those of images."""
+        return sum(turn.added_length + len(turn.tokens) for turn in self.path) - len(self.tokens)
+
+    @property
     def prompt_length(self) -> int:
-        """The number of tokens before the first answer of the branch."""
-        return len(self.path[0].added)
+        """The number of tokens before the first answer of the branch, with those of images."""
+        return self.path[0].added_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +142,8 @@ class Branch:
         first = self.turns[0]
         sequence.cut(0)
         sequence.tokens, sequence.routed_experts = first.added, self.turns[-1].experts
+        sequence.images = list(self.turns[-1].all_images)
+        sequence.image_tokens = sum(turn.image_tokens for turn in self.turns)
         records: list[Record] = []
         for turn in self.turns:
             if turn is not first:
@@ -133,6 +161,8 @@ class Branch:
             record: Record = {"by": MODEL, "length": len(turn.tokens), "finish": turn.finish}
             record |= {"stop": turn.stop} if turn.stop else {}
             record |= {"reward": turn.reward} if turn.reward else {}
+            if turn.images:  # those before this turn; `_read_turns` needs them
+                record |= {IMAGES: len(turn.images), IMAGE_TOKENS: turn.image_tokens}
             records.append(record | {"turn": numbers[turn]})
         return records
 
@@ -155,16 +185,27 @@ class Conversation:
                 _read_turns(sequence, records, turns)
         return cls([turns[number] for number in sorted(turns)])
 
-    def longest_continued(self, ids: Sequence[int]) -> Turn | None:
-        """Find the longest turn of which all tokens are a prefix of `ids`."""
-        best, length, tokens = None, 0, _int32(ids)
+    def longest_continued(self, ids: Sequence[int], images: Sequence[str] = ()) -> Turn | None:
+        """Find the longest turn of which all tokens are a prefix of `ids`.
+
+        Its images must be the first ones of `images`, which are those of all placeholders.
+        """
+        best, length, tokens, all_images = None, 0, _int32(ids), tuple(images)
         for turn in [*self.turns]:  # a copy: this may run in a thread while turns come and go
             whole = turn.all_tokens if turn.finish else _int32()
             if length < len(whole) <= len(ids) and np.array_equal(whole, tokens[: len(whole)]):
-                best, length = turn, len(whole)
+                seen = turn.all_images
+                if seen == all_images[: len(seen)]:
+                    best, length = turn, len(whole)
         return best
 
-    def turn_at(self, parent: Turn | None, added: Sequence[int]) -> Turn:
+    def turn_at(
+        self,
+        parent: Turn | None,
+        added: Sequence[int],
+        images: tuple[str, ...] = (),
+        image_tokens: int = 0,
+    ) -> Turn:
         """Return the turn at a context: an unanswered one if there is one, else a new one.
 
         A turn is unanswered if an earlier attempt left it, or if its client has disconnected.
@@ -172,10 +213,10 @@ class Conversation:
         tokens = _int32(added)
         for turn in self.turns:
             is_unanswered = not turn.answered and turn.parent is parent
-            if is_unanswered and np.array_equal(turn.added, tokens):
+            if is_unanswered and turn.images == images and np.array_equal(turn.added, tokens):
                 turn.answered = True
                 return turn
-        turn = Turn(parent, tokens, answered=True)
+        turn = Turn(parent, tokens, answered=True, images=images, image_tokens=image_tokens)
         self.turns.append(turn)
         return turn
 
@@ -187,7 +228,7 @@ class Conversation:
     def free_context(self, turn: Turn) -> None:
         """Free the context of a turn that had no room: no turn will continue it."""
         if not len(turn.tokens):
-            turn.added = _int32()
+            turn.added, turn.images, turn.image_tokens = _int32(), (), 0
 
     def counts_including(self, turn: Turn) -> tuple[int, int]:
         """Count the turns and the branches of the conversation, including a new turn."""
@@ -262,6 +303,7 @@ def _read_turns(sequence: TokenSequence, records: Iterable[Record], turns: dict[
     """Add the turns of a sequence to `turns`, by their numbers."""
     parent, at, added = None, 0, sequence.tokens[: sequence.prompt_length]
     response = sequence.tokens[sequence.prompt_length :]
+    images = iter(sequence.images)
     for record in records:
         end = at + record["length"]
         if record["by"] == ENVIRONMENT:
@@ -275,6 +317,8 @@ def _read_turns(sequence: TokenSequence, records: Iterable[Record], turns: dict[
                 _spans_between(sequence.weight_versions, at, end),
                 record["finish"],
                 record.get("stop"),
+                images=tuple(islice(images, record.get(IMAGES, 0))),
+                image_tokens=record.get(IMAGE_TOKENS, 0),
             )
             parent, added = turns.setdefault(record["turn"], turn), _int32()
         at = end

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from sluice.data import chat
 from sluice.data.chat import PromptError
+from sluice.images.image import referred
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.conversation import Conversation, Turn
 from sluice_rollout.gateway.large_requests import LARGE_CHARACTERS
@@ -47,6 +49,7 @@ class Template:
     tokenizer: Any
     arguments: dict[str, Any] | None = None  # further variables of the template
     context: int | None = None  # tokens of the model's context; longer texts are not encoded
+    placeholder: int | None = None  # token that stands for an image; None: the model gets none
 
     def text(self, messages: Messages, tools: Tools, *, opened: bool) -> str:
         """Render messages, and the beginning of an answer if `opened`. Raises PromptError."""
@@ -116,6 +119,7 @@ class Continuation:
 
     parent: Turn | None
     added: list[int]  # tokens after the parent's
+    images: tuple[str, ...] = ()  # digests of the images that `added` has placeholders of
     rerendered: int = 0  # tokens of `added` that encode earlier answers anew
     least_tokens: int = 0  # a lower bound of the tokens of a request that cannot fit; else 0
 
@@ -135,25 +139,48 @@ class History:
 
     def continue_messages(self, messages: Messages, tools: Tools) -> Continuation:
         """Find the turn that messages continue. Raises PromptError."""
-        full = self.template.text(messages, tools, opened=True)
+        full, images = self.template.text(messages, tools, opened=True), referred(messages)
         for count, digest in reversed(list(enumerate(digests(messages, tools), 1))):
             if digest in self.answers:
                 turn, answer = self.answers[digest]
                 prefix = self.template.text(messages[:count], tools, opened=False)
                 if self._is_unchanged(prefix, full, answer):
                     added = self._tokens_after(turn, full[len(prefix) :])
-                    return Continuation(turn, added, len(added) * (_answers(messages[count:]) > 0))
-        return self.continue_tokens(self.template.encode(full), _answers(messages))
+                    new = self._images_in(added, images[len(turn.all_images) :])
+                    rerendered = len(added) * (_answers(messages[count:]) > 0)
+                    return Continuation(turn, added, new, rerendered)
+        return self.continue_tokens(self.template.encode(full), images, _answers(messages))
 
-    def continue_tokens(self, ids: list[int], answers: int = 0) -> Continuation:
-        """Find the longest turn that is a prefix of these tokens.
+    def continue_tokens(
+        self, ids: list[int], images: Sequence[str] = (), answers: int = 0
+    ) -> Continuation:
+        """Find the longest turn that is a prefix of these tokens. Raises PromptError.
 
-        `answers` is the number of the assistant's messages in them.
+        `images` are the digests of their images, and `answers` is the number of the assistant's
+        messages in them.
         """
-        parent = self.conversation.longest_continued(ids)
+        parent = self.conversation.longest_continued(ids, images)
         added = ids[len(parent.all_tokens) :] if parent else ids
+        new = self._images_in(added, images[len(parent.all_images) :] if parent else images)
         kept = len(parent.path) if parent else 0
-        return Continuation(parent, added, len(added) * bool(self.answers and answers > kept))
+        return Continuation(parent, added, new, len(added) * bool(self.answers and answers > kept))
+
+    def continue_text(self, turn: Turn, text: str) -> Continuation:
+        """Continue a turn with a text. Raises PromptError."""
+        added = self.template.encode(text)
+        return Continuation(turn, added, self._images_in(added, ()))
+
+    def _images_in(self, added: list[int], images: Sequence[str]) -> tuple[str, ...]:
+        """Return the images of new tokens. Raises PromptError unless each has a placeholder."""
+        placeholder = self.template.placeholder
+        count = 0 if placeholder is None else added.count(placeholder)
+        if count != len(images):
+            name = self.template.tokenizer.convert_ids_to_tokens(placeholder)
+            raise PromptError(
+                f"the request has {count} placeholders {name} for {len(images)} new images: "
+                "expected a chat template that writes one for each image, and none in texts"
+            )
+        return tuple(images)
 
     def _is_unchanged(self, prefix: str, full: str, answer: str) -> bool:
         """True if the template renders an answered history as it was generated.

@@ -22,15 +22,18 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.episode_protocol import PATH
 from sluice.samples.sample import Sample
 from sluice.samples.turns import BRANCH_TURNS
+from sluice.wire.image_client import ImageClient
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.agent_session import AgentSession, AuthenticatedSession
 from sluice_rollout.gateway.conversation import write_branches
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.history import Template
+from sluice_rollout.gateway.images import ImageGate, SessionImages
 from sluice_rollout.gateway.sample_claims import ClaimError, SampleClaim, claimed_sample
 from sluice_rollout.gateway.server import Handler, Server
 from sluice_rollout.gateway.tool_call_parser import hermes, parser_of
+from sluice_rollout.generate import REQUESTS
 from sluice_rollout.prompts import PromptEncoder
 
 
@@ -96,11 +99,17 @@ class EpisodeRegistry:
     # Parser of tool calls. An error is raised only if a program asks for the gateway: a generate
     # function may not need a parser.
     parser: CallParser | ConfigurationError = hermes
+    # Reads and stores the images of agents; None if the job's model gets none.
+    image_gate: ImageGate | None = None
     templates: dict[str, Template] = field(default_factory=dict)
 
     @classmethod
     def for_job(
-        cls, spec: RLJobSpec, encoder: PromptEncoder, pod_address: PodAddress | None = None
+        cls,
+        spec: RLJobSpec,
+        encoder: PromptEncoder,
+        pod_address: PodAddress | None = None,
+        image_client: ImageClient | None = None,
     ) -> EpisodeRegistry:
         """Make the registry of a job, whose server does not listen yet.
 
@@ -112,6 +121,8 @@ class EpisodeRegistry:
             Encodes prompts with the model's chat template.
         pod_address
             Address for episode pods. None: only programs on this machine reach the gateway.
+        image_client
+            Stores the images of agents; None if the job's model gets none.
 
         Returns
         -------
@@ -120,10 +131,17 @@ class EpisodeRegistry:
         """
         model = Path(spec.model.path).name
         if pod_address is None:
-            return cls(spec, encoder, Server(model, models=spec.rollout.models))
-        join = (PATH, pod_address.join)
-        server = Server(model, pod_address.host, pod_address.port, join, spec.rollout.models)
-        return cls(spec, encoder, server)
+            server = Server(model, models=spec.rollout.models)
+        else:
+            join = (PATH, pod_address.join)
+            server = Server(model, pod_address.host, pod_address.port, join, spec.rollout.models)
+        limits, processor = spec.data.images, encoder.image_processor
+        gate = (
+            ImageGate(limits, processor, image_client, encoder.media_tokens)
+            if limits and processor and image_client
+            else None
+        )
+        return cls(spec, encoder, server, image_gate=gate)
 
     async def __aenter__(self) -> Self:
         if _needs_gateway(self.spec):
@@ -181,14 +199,24 @@ class EpisodeRegistry:
             self.parser,
             self.encoder.context.tokens - int(episode.sampling["max_new_tokens"]),
             self.spec.rollout.limits,
+            SessionImages(
+                self.image_gate,
+                REQUESTS.get(),
+                episode.prompt.lease_id,
+                self.encoder.context.tokens,
+            ),
             seat,
         )
 
     def _template(self, dataset: str) -> Template:
         if dataset not in self.templates:
             arguments = self.encoder.template_arguments(dataset)
+            processor = self.encoder.image_processor
             self.templates[dataset] = Template(
-                self.encoder.tokenizer, arguments, self.encoder.context.tokens
+                self.encoder.tokenizer,
+                arguments,
+                self.encoder.context.tokens,
+                processor.placeholder if processor else None,
             )
         return self.templates[dataset]
 

@@ -85,8 +85,12 @@ def claimed_sample(claim: SampleClaim, turns: Iterable[Turn], sample: Sample) ->
         at = part.end
     _append_context(sample, tokens[at:], version, records)
     _apply_mask(sample, claim)
-    if parts and (experts := parts[-1].turn.experts) is not None:
-        sample.routed_experts = experts[: parts[-1].end - 1]
+    if parts:
+        last = parts[-1].turn
+        sample.images = list(last.all_images)
+        sample.image_tokens = sum(turn.image_tokens for turn in last.path)
+        if last.experts is not None:
+            sample.routed_experts = last.experts[: parts[-1].end - 1]
     sample.metadata[TURNS] = records
     return sample
 

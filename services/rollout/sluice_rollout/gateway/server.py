@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -34,6 +35,7 @@ from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
 LOOPBACK = "127.0.0.1"
 _MESSAGES = "/v1/messages"
 _BODY = web.RequestKey("body", dict[str, Any])
+_SIZE = web.RequestKey("size", int)
 _BODY_SECONDS = 60.0
 _BACKLOG = 1024  # programs that connect at once
 _OUTCOMES = {401: "key", 499: "gone", 500: "failed", 503: "unavailable"}
@@ -184,7 +186,8 @@ class Server:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
-        return await _answer(request, session, body, chat.read(body), chat.write, chat.stream)
+        turn_request = await _read(request, session, partial(chat.read, body))
+        return await _answer(request, session, body, turn_request, chat.write, chat.stream)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
@@ -195,7 +198,8 @@ class Server:
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
-        turn_request = messages.read(body, session.agent.tool_arguments)
+        read = partial(messages.read, body, session.agent.tool_arguments)
+        turn_request = await _read(request, session, read)
         return await _answer(request, session, body, turn_request, messages.write, messages.stream)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -208,7 +212,7 @@ class Server:
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
         histories = session.agent.response_histories
-        turn_request = responses.read(body, histories)
+        turn_request = await _read(request, session, partial(responses.read, body, histories))
 
         def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
             whole = responses.write(answer, body)
@@ -257,6 +261,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 text = await request.text()
+            request[_SIZE] = len(text)
             body = await large_requests.run(len(text), input_checks.load_json, text, "body")
         except (ValueError, LookupError, web.RequestPayloadError) as error:
             raise invalid(f"the body is not valid JSON: {error}") from error
@@ -268,6 +273,14 @@ async def _body(request: web.Request) -> dict[str, Any]:
             raise invalid("model: expected a text", "model")
         request[_BODY] = body
     return request[_BODY]
+
+
+async def _read(
+    request: web.Request, session: AuthenticatedSession, read: Callable[[], TurnRequest]
+) -> TurnRequest:
+    """Read the messages of a request, and their images. Raises GatewayError."""
+    turn_request = await large_requests.run(request[_SIZE], read)
+    return await session.agent.images.admit(turn_request)
 
 
 async def _answer(

@@ -139,6 +139,8 @@ class EpisodeRunner:
                 self._fail(episode.sample, "refused", str(end))
             elif interrupted or (drained and broken is not None):
                 _abort(episode.sample)
+            elif isinstance(end, PlayFailedError):
+                self._fail(episode.sample, end.reason, str(end))
             elif broken is not None and not (isinstance(broken, EpisodeEndError) or truncated):
                 self._blame(episode.sample, broken, time_limit)
             else:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sluice_rollout.gateway.interfaces import exchange
 from sluice_rollout.gateway.interfaces.errors import invalid
-from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
+from sluice_rollout.gateway.interfaces.exchange import Answer, RawImages, TurnRequest
 from sluice_rollout.gateway.interfaces.parameters import Choice, Count, Parameters, Stops, checked
 
 
@@ -39,13 +39,18 @@ def read(body: dict[str, Any]) -> TurnRequest:
     if not isinstance(messages, list) or not messages:
         raise invalid("messages: expected a list of at least one message", "messages")
     parameters = checked(ChatParameters, body)
+    images: RawImages = {}
     return TurnRequest(
-        messages=[exchange.canonical(message) for message in messages],
+        messages=[
+            exchange.canonical(message, f"messages[{i}]", images)
+            for i, message in enumerate(messages)
+        ],
         tools=tools(body.get("tools")),
         max_tokens=parameters.max_completion_tokens or parameters.max_tokens,
         stop=parameters.stop or [],
         settings=exchange.settings(body),
         calls=parameters.tool_choice != "none",
+        raw_images=images,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.data import messages as chat_messages
 from sluice.data.messages import MessageError, arguments_text
+from sluice.images.image import IMAGE_PART, SCHEME, Image, image_part
+from sluice.images.reading import Base64, ImageError, RawImage, raw_image
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.interfaces.errors import invalid
 
@@ -26,6 +29,12 @@ _DEFAULTS = {
     "text": {"format": {"type": "text"}},
 }
 _FREE_CHOICES = (None, "auto", "none")
+# Types of parts that are images: OpenAI's two, and Anthropic's, which chat templates use too.
+_IMAGE_TYPES = ("image_url", "input_image", IMAGE_PART)
+_WITH_IMAGES = ("user", "tool")
+# Images as a client has sent them, by the digest of their text, which messages refer to until the
+# images are read (`SessionImages.admit`).
+RawImages = dict[str, RawImage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,10 @@ class TurnRequest:
         True if the answer may contain tool calls.
     raw
         Form of the answer for a program that keeps its tokens itself, else None.
+    raw_images
+        Images in the request, by the digests that messages refer to.
+    images
+        Those that were read for this request, by their digests.
 
     """
 
@@ -79,15 +92,22 @@ class TurnRequest:
     settings: dict[str, Any] = field(default_factory=dict)
     calls: bool = True
     raw: RawFormat | None = None
+    raw_images: RawImages = field(default_factory=dict)
+    images: dict[str, Image] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """The approximate number of characters."""
         texts = len(self.prompt or ()) + len(str(self.tools or ""))
         return texts + sum(
-            len(message["content"]) + len(str(message.get("tool_calls", "")))
+            _characters(message["content"]) + len(str(message.get("tool_calls", "")))
             for message in self.messages
         )
+
+
+def _characters(content: str | list[dict[str, Any]]) -> int:
+    parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    return sum(map(len, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +137,36 @@ def call_message(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def canonical(message: Any) -> dict[str, Any]:
+def canonical(message: Any, name: str, images: RawImages) -> dict[str, Any]:
     """Reduce a message to what the model sees, so that messages can be compared.
 
-    Raises GatewayError if it is not a message.
+    Parameters
+    ----------
+    message
+        The message.
+    name
+        Its place in the request, such as `messages[3]`.
+    images
+        Gets the images of the message.
+
+    Raises
+    ------
+    GatewayError
+        If it is not a message.
+
     """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise invalid("messages: expected objects with a `role` and a `content`", "messages")
     kept: dict[str, Any] = {
         "role": "system" if message["role"] == "developer" else message["role"],
-        "content": text_of(message.get("content")),
+        "content": content_of(message.get("content"), f"{name}.content", images),
     }
+    if not isinstance(kept["content"], str) and kept["role"] not in _WITH_IMAGES:
+        raise invalid(
+            f"{name}.content: images are read in messages of users and in results of tools, not in "
+            f"those of role {kept['role']}",
+            name,
+        )
     kept |= {key: str(message[key]) for key in ("name", "tool_call_id") if message.get(key)}
     if message.get("tool_calls"):
         try:
@@ -152,6 +191,83 @@ def text_of(content: Any) -> str:
         return chat_messages.text_of(content)
     except MessageError as error:
         raise invalid(f"messages: {error}", "messages") from error
+
+
+def content_of(content: Any, name: str, images: RawImages) -> str | list[dict[str, Any]]:
+    """Return the text of a content, or its parts if it has images.
+
+    Parameters
+    ----------
+    content
+        A text, or a list of parts.
+    name
+        Its place in the request, such as `messages[3].content`.
+    images
+        Gets the images of the content.
+
+    Raises
+    ------
+    GatewayError
+        If it contains anything else.
+
+    """
+    if isinstance(content, list):
+        content = [with_reference(p, f"{name}[{i}]", images) for i, p in enumerate(content)]
+    return parts_of(content)
+
+
+def parts_of(content: Any) -> str | list[dict[str, Any]]:
+    """Return the text of a content whose images are references, or its parts if it has some.
+
+    Raises GatewayError if it contains anything else.
+    """
+    try:
+        return chat_messages.content_of(content)
+    except MessageError as error:
+        raise invalid(f"messages: {error}", "messages") from error
+
+
+def with_reference(part: Any, name: str, images: RawImages) -> Any:
+    """Replace a part that is an image by a reference to it, and add the image to `images`.
+
+    Any other part, and a reference such as those in the messages of a row, is returned as it is.
+    Raises GatewayError if the image is in no form that is read.
+    """
+    if not isinstance(part, dict) or part.get("type") not in _IMAGE_TYPES:
+        return part
+    if str(part.get(IMAGE_PART)).startswith(SCHEME):
+        return part
+    raw = _raw_image(part, name)
+    assert isinstance(raw.source, Base64)  # a data URL has no other form
+    digest = hashlib.sha256(raw.source.text.encode()).hexdigest()
+    images[digest] = raw
+    return image_part(digest)
+
+
+def _raw_image(part: dict[str, Any], name: str) -> RawImage:
+    if part["type"] == IMAGE_PART and "source" in part:
+        name, source = f"{name}.source", part["source"]
+        data = source.get("data") if isinstance(source, dict) else None
+        if not isinstance(data, str) or not data or source.get("type") != "base64":
+            raise invalid(
+                f"{name}: expected {{type: base64, media_type, data}}; images are not fetched from "
+                "addresses or by the ids of files",
+                name,
+            )
+        return RawImage(name, Base64(data))
+    field = IMAGE_PART if part["type"] == IMAGE_PART else "image_url"
+    name, url = f"{name}.{field}", part.get(field)
+    url = url.get("url") if isinstance(url, dict) else url
+    if not isinstance(url, str) or url[:5].lower() != "data:":
+        raise invalid(
+            f"{name}: expected a data URL such as data:image/png;base64,...; images are not "
+            "fetched from addresses or by the ids of files",
+            name,
+        )
+    try:
+        return raw_image(url, name)
+    except ImageError as error:
+        raise invalid(str(error), name) from error
 
 
 def settings(body: dict[str, Any]) -> dict[str, Any]:

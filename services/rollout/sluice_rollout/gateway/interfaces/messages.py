@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: texts, tools and their results."""
+"""Anthropic's /v1/messages: texts, images, tools and their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from sluice import input_checks
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.interfaces import exchange
 from sluice_rollout.gateway.interfaces.errors import invalid
-from sluice_rollout.gateway.interfaces.exchange import Answer, AnswerToolCall, TurnRequest
+from sluice_rollout.gateway.interfaces.exchange import (
+    Answer,
+    AnswerToolCall,
+    RawImages,
+    TurnRequest,
+)
 from sluice_rollout.gateway.interfaces.parameters import Count, Parameters, StopList, Typed, checked
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -40,8 +45,9 @@ def read(body: dict[str, Any], sampled: Mapping[str, str]) -> TurnRequest:
         raise invalid("messages: expected a list of at least one message", "messages")
     system = exchange.text_of(body.get("system"))
     history: Messages = [{"role": "system", "content": system}] if system else []
-    for message in conversation:
-        history += _messages(message, sampled)
+    images: RawImages = {}
+    for i, message in enumerate(conversation):
+        history += _messages(message, f"messages[{i}]", sampled, images)
     choice = parameters.tool_choice.type if parameters.tool_choice else "auto"
     return TurnRequest(
         messages=history,
@@ -50,6 +56,7 @@ def read(body: dict[str, Any], sampled: Mapping[str, str]) -> TurnRequest:
         stop=parameters.stop_sequences or [],
         settings=_settings(body, choice, parameters.thinking),
         calls=choice != "none",
+        raw_images=images,
     )
 
 
@@ -59,7 +66,7 @@ def _settings(body: dict[str, Any], choice: str, thinking: Typed | None) -> dict
     return requested | ({"thinking": thinking.type} if thinking and thinks else {})
 
 
-def _messages(message: Any, sampled: Mapping[str, str]) -> Messages:
+def _messages(message: Any, name: str, sampled: Mapping[str, str], images: RawImages) -> Messages:
     """Convert a message. The result of a tool becomes a separate message."""
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
         raise invalid("messages: expected objects with a role, user or assistant", "messages")
@@ -68,26 +75,25 @@ def _messages(message: Any, sampled: Mapping[str, str]) -> Messages:
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise invalid("messages: expected a content of text, or a list of blocks", "messages")
     if message["role"] == "user":
-        return _user_messages(blocks)
+        return _user_messages(blocks, f"{name}.content", images)
     text = exchange.text_of([b for b in blocks if b.get("type") not in ("tool_use", *_THOUGHTS)])
     calls = [_call(block, sampled) for block in blocks if block.get("type") == "tool_use"]
     converted = {"role": "assistant", "content": text}
     return [converted | {"tool_calls": calls} if calls else converted]
 
 
-def _user_messages(blocks: list[dict[str, Any]]) -> Messages:
-    results = [
-        {
-            "role": "tool",
-            "content": exchange.text_of(block.get("content")),
-            "tool_call_id": str(block.get("tool_use_id")),
-        }
-        for block in blocks
-        if block.get("type") == "tool_result"
-    ]
-    others = [block for block in blocks if block.get("type") != "tool_result"]
-    texts = [{"role": "user", "content": exchange.text_of(others)}] if others else []
-    return [*results, *texts]
+def _user_messages(blocks: list[dict[str, Any]], name: str, images: RawImages) -> Messages:
+    results: Messages = []
+    others: list[dict[str, Any]] = []
+    for i, block in enumerate(blocks):
+        if block.get("type") != "tool_result":
+            others.append(exchange.with_reference(block, f"{name}[{i}]", images))
+            continue
+        content = exchange.content_of(block.get("content"), f"{name}[{i}].content", images)
+        call_id = str(block.get("tool_use_id"))
+        results.append({"role": "tool", "content": content, "tool_call_id": call_id})
+    said = [{"role": "user", "content": exchange.parts_of(others)}] if others else []
+    return [*results, *said]
 
 
 def _call(block: dict[str, Any], sampled: Mapping[str, str]) -> dict[str, Any]:

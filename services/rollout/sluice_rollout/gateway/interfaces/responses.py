@@ -1,6 +1,7 @@
 """OpenAI's /v1/responses, as far as the clients `openai` and `openai-agents` use it.
 
-It supports messages, function calls and their outputs, as a whole or as a stream of events.
+It supports messages with texts and images, function calls and their outputs. Answers are whole or
+streams of events.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import Any
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.interfaces import exchange
 from sluice_rollout.gateway.interfaces.errors import invalid
-from sluice_rollout.gateway.interfaces.exchange import Answer, AnswerToolCall, TurnRequest
+from sluice_rollout.gateway.interfaces.exchange import (
+    Answer,
+    AnswerToolCall,
+    RawImages,
+    TurnRequest,
+)
 from sluice_rollout.gateway.interfaces.parameters import Choice, Count, Parameters, checked
 
 
@@ -41,7 +47,8 @@ def read(body: dict[str, Any], histories: Mapping[str, Messages]) -> TurnRequest
     if previous is not None and previous not in histories:
         raise invalid("this episode has no response with this id", "previous_response_id")
     earlier = histories[previous] if previous is not None else []
-    history = earlier + messages(body.get("input"))
+    images: RawImages = {}
+    history = earlier + messages(body.get("input"), images)
     if parameters.instructions:
         start = history[1:] if history[0]["role"] == "system" and earlier else history
         history = [{"role": "system", "content": parameters.instructions}, *start]
@@ -51,24 +58,28 @@ def read(body: dict[str, Any], histories: Mapping[str, Messages]) -> TurnRequest
         max_tokens=parameters.max_output_tokens,
         settings=exchange.settings(body),
         calls=parameters.tool_choice != "none",
+        raw_images=images,
     )
 
 
-def messages(value: Any) -> Messages:
-    """Convert the items of an input to messages. Raises GatewayError."""
+def messages(value: Any, images: RawImages) -> Messages:
+    """Convert the items of an input to messages. Raises GatewayError.
+
+    `images` gets the images in them.
+    """
     if isinstance(value, str) and value:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         raise invalid("input: expected a text, or a list of at least one item", "input")
     history: Messages = []
-    for item in value:
-        _add(history, item if isinstance(item, dict) else {})
+    for i, item in enumerate(value):
+        _add(history, item if isinstance(item, dict) else {}, f"input[{i}]", images)
     if not history:
         raise invalid("input: expected at least one message", "input")
     return history
 
 
-def _add(history: Messages, item: dict[str, Any]) -> None:
+def _add(history: Messages, item: dict[str, Any], name: str, images: RawImages) -> None:
     """Append an item to a history. Text and calls of one answer become one message."""
     kind = item.get("type", "message")
     last = history[-1] if history and history[-1]["role"] == "assistant" else None
@@ -80,11 +91,11 @@ def _add(history: Messages, item: dict[str, Any]) -> None:
             history.append(last := {"role": "assistant", "content": ""})
         last["tool_calls"] = [*last.get("tool_calls", []), call]
     elif kind == "function_call_output":
-        output = exchange.text_of(item.get("output"))
+        output = exchange.content_of(item.get("output"), f"{name}.output", images)
         call_id = str(item.get("call_id"))
         history.append({"role": "tool", "content": output, "tool_call_id": call_id})
     elif kind == "message":
-        history.append(exchange.canonical(item))
+        history.append(exchange.canonical(item, name, images))
     elif kind != "reasoning":
         raise invalid(f"input: an item of type {kind!r} is not supported", "input")
 
