@@ -92,3 +92,10 @@ def test_any_prefix_of_a_conversation_can_be_claimed() -> None:
         )
         sample.check_tokens()
         assert sample.trainable_tokens == sum(mask[:length])
+
+
+def test_no_sample_of_a_conversation_with_images_is_claimed() -> None:
+    seen = turn(None, [1, 2], [3, 4])
+    seen.images = ("0" * 64,)
+    with pytest.raises(ClaimError, match="a conversation with images cannot be claimed"):
+        claimed_sample(SampleClaim([1, 2, 3, 4], [1, 1]), [seen], Sample(0))

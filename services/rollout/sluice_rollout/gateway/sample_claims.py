@@ -69,13 +69,18 @@ def claimed_sample(claim: SampleClaim, turns: Iterable[Turn], sample: Sample) ->
     Raises
     ------
     ClaimError
-        The mask trains a token that no turn has generated at that place.
+        The mask trains a token that no turn has generated at that place, or a turn has images.
 
     """
     claim.check()
     tokens = np.asarray(claim.tokens, dtype=np.int32)
     at = len(tokens) - len(claim.mask)
     parts = _sampled_spans(tokens, at, turns)
+    if any(part.turn.all_images for part in parts):
+        raise ClaimError(
+            "a conversation with images cannot be claimed, because tokens do not tell which images "
+            "their placeholders stand for: leave the sample to the gateway"
+        )
     sample.append_prompt(tokens[:at].tolist())
     records: list[dict[str, object]] = []
     version = _first_version(parts)
@@ -85,12 +90,8 @@ def claimed_sample(claim: SampleClaim, turns: Iterable[Turn], sample: Sample) ->
         at = part.end
     _append_context(sample, tokens[at:], version, records)
     _apply_mask(sample, claim)
-    if parts:
-        last = parts[-1].turn
-        sample.images = list(last.all_images)
-        sample.image_tokens = sum(turn.image_tokens for turn in last.path)
-        if last.experts is not None:
-            sample.routed_experts = last.experts[: parts[-1].end - 1]
+    if parts and (experts := parts[-1].turn.experts) is not None:
+        sample.routed_experts = experts[: parts[-1].end - 1]
     sample.metadata[TURNS] = records
     return sample
 
