@@ -238,6 +238,13 @@ class RLJobSpec(Model):
             "weightSync.lora",
         ),
         requires(
+            field("trainer.lora.quantizeBase").is_set,
+            ~_ADAPTER_SYNC,
+            "an engine would add the adapter to the weights on disk, and it is trained for "
+            "quantized ones: set weightSync.lora: merged",
+            "weightSync.lora",
+        ),
+        requires(
             field("debug.replay").is_set,
             field("rollout.replicas") == 0,
             "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",

@@ -311,6 +311,27 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "the first weights are those of the adapter in from",
     ),
     (
+        {
+            "trainer": {
+                "steps": 4,
+                "backend": "fsdp",
+                "lora": {"quantizeBase": "nf4", "initialise": "pissa"},
+            }
+        },
+        "pissa decomposes the weights before they are quantized",
+    ),
+    (
+        {"trainer": {"steps": 4, "lora": {"quantizeBase": "nf4"}}},
+        "only backend: fsdp trains adapters of a quantized base",
+    ),
+    (
+        {
+            "trainer": {"steps": 4, "backend": "fsdp", "lora": {"quantizeBase": "nf4"}},
+            "weightSync": {"lora": "adapter"},
+        },
+        "an engine would add the adapter to the weights on disk",
+    ),
+    (
         {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "optimizer"}},
         "backend: fsdp has all in host memory or nothing",
     ),

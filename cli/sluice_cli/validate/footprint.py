@@ -21,7 +21,7 @@ from sluice.model_parts import safetensors_header
 from sluice_operator.cluster.local import gpus
 
 _GIB = 1 << 30
-_MOMENT_BYTES = {"fp32": 4, "bf16": 2}
+_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,7 @@ def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
     trainer, rollout = spec.trainer, spec.rollout
     host = trainer_gpu = 0
     if not spec.debug.rollout_only:
-        optimizer = trainer.optimizer
-        moments = (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype)
-        # The state is fp32 weights and the moments, and may be offloaded to the host's memory.
-        # Gradients are bf16.
-        state, gradients = count * (4 + sum(_MOMENT_BYTES[kind] for kind in moments)), 2 * count
+        state, gradients = _state_and_gradients(spec, count)
         if not spec.on_gpu:
             host = state + gradients
         elif trainer.cpu_offload == "all":
@@ -109,6 +105,23 @@ def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
     gpus_of_engine = rollout.gpus_per_replica * rollout.nodes_per_replica
     engines = _of_engines(count, spec.own_engines, gpus_of_engine)
     return MemoryNeeds(host + engines.memory, trainer_gpu, engines.engine_gpu)
+
+
+def _state_and_gradients(spec: RLJobSpec, count: int) -> tuple[int, int]:
+    """Return the bytes of weights with their moments, and of gradients.
+
+    Of a model with adapters only the frozen weights count.
+    """
+    trainer, optimizer = spec.trainer, spec.trainer.optimizer
+    if trainer.lora is None:
+        moments = (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype)
+        # The state is fp32 weights and the moments, and may be offloaded to the host's memory.
+        # Gradients are bf16.
+        return count * (4 + sum(_BYTES[kind] for kind in moments)), 2 * count
+    if trainer.lora.quantize_base:
+        return count * 9 // 16, 0  # 4 bits, and a float32 for 64 weights
+    precision = trainer.precision or ("bf16" if spec.on_gpu else "fp32")
+    return _BYTES[precision] * count, 0
 
 
 def _of_engines(count: int, engines: int, gpus_of_engine: int) -> MemoryNeeds:

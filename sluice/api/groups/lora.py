@@ -45,6 +45,12 @@ class Lora(Model):
         "faster. pissa_niter_16 computes that part approximately, with 16 iterations, in a small "
         "fraction of the time.",
     )
+    quantize_base: Literal["nf4"] | None = Field(
+        None,
+        description="Keep the frozen linear layers of the decoder in 4 bits (NF4, QLoRA, Dettmers "
+        "et al. 2023), 0.56 bytes for each weight. Engines get the weights that the trainer "
+        "computes with, so log-probs agree. Default: they stay in trainer.precision.",
+    )
     target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=64)] = Field(
         [ALL_LINEAR],
         description="Names of the linear layers that get an adapter, such as q_proj, as PEFT "
@@ -71,6 +77,13 @@ class Lora(Model):
             field("from").is_set,
             field("initialise") == "default",
             "the first weights are those of the adapter in from: leave initialise out",
+            "initialise",
+        ),
+        requires(
+            field("quantizeBase").is_set,
+            field("initialise") == "default",
+            "pissa decomposes the weights before they are quantized, and would start from others "
+            "than the trainer computes with: leave initialise or quantizeBase out",
             "initialise",
         ),
     )

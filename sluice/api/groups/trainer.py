@@ -267,6 +267,13 @@ class Trainer(Model):
             "backend: fsdp has all in host memory or nothing: cpuOffload all or none",
             "cpuOffload",
         ),
+        requires(
+            field("lora.quantizeBase").is_set,
+            _FSDP,
+            "only backend: fsdp trains adapters of a quantized base: with backend: megatron leave "
+            "quantizeBase out",
+            "lora.quantizeBase",
+        ),
         only_with("cpuOffloadFraction", field("cpuOffload") == "optimizer"),
         requires(
             field("cpuOffload") == "optimizer",

@@ -46,14 +46,23 @@ JOBS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Jobs that `backend: megatron` refuses.
+FSDP_JOBS: dict[str, dict[str, Any]] = {
+    "nf4 with a KL loss": {
+        "algorithm": KL,
+        "trainer": {**TRAINER, "lora": {**LORA, "quantizeBase": "nf4"}},
+    },
+}
+
 
 def options(name: str, model: Path, *, backend: str = "fsdp", **changes: Any) -> dict[str, Any]:
     """Return the arguments of `estimate_steps.train` for one of the jobs."""
-    trainer = {**TRAINER, **JOBS[name].get("trainer", {}), "backend": backend}
+    job = {**JOBS, **FSDP_JOBS}[name]
+    trainer = {**TRAINER, **job.get("trainer", {}), "backend": backend}
     return {
         "model": str(model),
         "steps": STEPS,
-        "algorithm": JOBS[name]["algorithm"],
+        "algorithm": job["algorithm"],
         "trainer": trainer,
         **changes,
     }

@@ -22,6 +22,7 @@ from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.fsdp.nf4 import BLOCK, dequantized, packed
 from sluice_trainer.lora.initial import initial_a
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.policy import critic
@@ -96,6 +97,17 @@ class WithValues(torch.nn.Module):
         torch.nn.init.zeros_(self.score.weight)
 
 
+def base_model(directory: Path, spec: RLJobSpec) -> Any:
+    """The model without adapters, with the weights that a quantized base stands for."""
+    model = tiny.hf_model(directory)
+    lora = spec.trainer.lora
+    if lora and lora.quantize_base:
+        for layer in model.model.layers.modules():
+            if isinstance(layer, torch.nn.Linear) and layer.in_features % BLOCK == 0:
+                layer.weight.data = dequantized(packed(layer.weight.data), torch.float32)
+    return model
+
+
 def adapted(model: Any, spec: RLJobSpec) -> Any:
     """The model with PEFT's adapters, if the job trains some."""
     lora = spec.trainer.lora
@@ -164,7 +176,9 @@ class PlainLearner(Learner):
 
 class PlainFrozen:
     def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
-        self._learner = PlainLearner(tiny.hf_model(model_dir), spec, spec.trainer.optimizer, None)
+        self._learner = PlainLearner(
+            base_model(model_dir, spec), spec, spec.trainer.optimizer, None
+        )
         self._forward = partial(
             forward, temperature=spec.temperature, numbers=log_probs_and_entropies
         )
@@ -194,14 +208,14 @@ class Plain(LearningPolicy):
         super().__init__(spec, model_dir, author)
         self.ranks = Ranks(0, 1, 0, 1, None)
         rates, settings = spec.trainer.optimizer, spec.algorithm.value_model
-        self._model = adapted(tiny.hf_model(model_dir), spec)
+        self._model = adapted(base_model(model_dir, spec), spec)
         self._learner = PlainLearner(self._model, spec, rates, spec.trainer.steps)
         kl = spec.algorithm.kl
         self._reference = PlainFrozen(spec, model_dir) if kl.coef > 0 or kl.loss_coef > 0 else None
         self._teacher = None
         self.critic = None
         if settings:
-            model = WithValues(adapted(tiny.hf_model(model_dir), spec))
+            model = WithValues(adapted(base_model(model_dir, spec), spec))
             values = PlainLearner(model, spec, critic.rates(settings, rates), spec.trainer.steps)
             self.critic = critic.CriticModel(settings, values, forward_values)
         no_memory = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)

@@ -19,7 +19,7 @@ from sluice_trainer.lora.files import AdapterError
 from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import estimate_steps, plain, tiny
-from tests.integration.trainer.lora_jobs import JOBS, KL, LORA, TRAINER, make, options
+from tests.integration.trainer.lora_jobs import FSDP_JOBS, JOBS, KL, LORA, TRAINER, make, options
 from tests.integration.trainer.test_conversion import sluice
 from tests.integration.trainer.test_fsdp_checkpoints import close, on_two
 from tests.integration.trainer.test_fsdp_steps import apart, train, weights
@@ -27,6 +27,7 @@ from tests.integration.trainer.test_fsdp_steps import apart, train, weights
 pytestmark = pytest.mark.usefixtures("process_group")
 
 Trained = tuple[dict[str, Any], Path]
+NAMES = [*JOBS, *FSDP_JOBS]
 
 
 @pytest.fixture(params=["fsdp", "megatron"])
@@ -41,16 +42,16 @@ def on_two_ranks(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
     @cache
     def train_all() -> dict[str, Trained]:
-        files = {name: root / str(number) for number, name in enumerate(JOBS)}
+        files = {name: root / str(number) for number, name in enumerate(NAMES)}
         jobs = [options(name, qwen3, dump=str(file)) for name, file in files.items()]
         first, second = tiny.run("estimate_steps.py", json.dumps(jobs), world=2)
         assert first == second
-        return {n: (told, files[n]) for n, told in zip(JOBS, first, strict=True)}
+        return {n: (told, files[n]) for n, told in zip(NAMES, first, strict=True)}
 
     return lambda name: train_all()[name]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", NAMES)
 def test_five_steps_on_two_ranks_equal_peft_with_adamw(
     qwen3: Path, tmp_path: Path, name: str, on_two_ranks: Callable[[str], Trained]
 ) -> None:
@@ -193,6 +194,25 @@ def test_dropout_is_in_training_passes_only(qwen3: Path, backend: str) -> None:
     assert with_dropout["train/grad_norm"] != without["train/grad_norm"]
 
 
+def test_an_adapter_of_a_quantized_base_learns(qwen3: Path, tmp_path: Path) -> None:
+    lora = {**LORA, "quantizeBase": "nf4"}
+    sft = {"loss": {"type": "sft"}}
+    policy = make(qwen3, "fsdp", trainer={**TRAINER, "lora": lora}, algorithm=sft)
+    first, *_, last = (train(policy)["train/loss"] for _ in range(12))
+    assert last < first - 0.1
+    # An export of merged weights is the policy: it holds the base as the trainer computes with it.
+    policy.export_hf(tmp_path)
+    shard, merged = tiny.batch(4, seed=1), tiny.hf_model(tmp_path)
+    for sequence, ours in zip(shard, policy.log_probs(shard), strict=True):
+        assert torch.allclose(tiny.hf_log_probs(merged, sequence)[0], ours, atol=2e-5)
+
+
+def test_a_quantized_base_of_experts_is_refused(models: dict[str, Path]) -> None:
+    lora = {**LORA, "quantizeBase": "nf4"}
+    with pytest.raises(UnsupportedModelError, match="'qwen3_moe' are experts"):
+        make(models["qwen3-moe"], "fsdp", trainer={**TRAINER, "lora": lora})
+
+
 def test_a_rank_may_be_without_sequences(qwen3: Path, backend: str) -> None:
     policy = make(qwen3, backend, trainer=TRAINER)
     metrics = policy.train([[]], [BatchTotals(0, 0)])
@@ -200,7 +220,9 @@ def test_a_rank_may_be_without_sequences(qwen3: Path, backend: str) -> None:
     assert apart(weights(policy), safetensors.torch.load_file(qwen3 / "model.safetensors")) == 0
 
 
-@pytest.mark.parametrize("name", ["grpo with a KL loss", "ppo", "pissa with a KL loss"])
+@pytest.mark.parametrize(
+    "name", ["grpo with a KL loss", "ppo", "pissa with a KL loss", "nf4 with a KL loss"]
+)
 def test_any_number_of_ranks_resumes_a_checkpoint(qwen3: Path, tmp_path: Path, name: str) -> None:
     job = options(name, qwen3, checkpoints=str(tmp_path))
     through = on_two("estimate_steps.py", [{**job, "save_at": 3}])[0]

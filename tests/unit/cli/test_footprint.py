@@ -81,7 +81,26 @@ def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> N
         ),
         (
             POOLED | {"trainer": {"steps": 1, "gpusPerNode": 0, "lora": {}}},
-            MemoryNeeds(memory=14),
+            MemoryNeeds(memory=4),
+        ),
+        (
+            {
+                "rollout": {"gpusPerReplica": 1},
+                "trainer": {"steps": 1, "gpusPerNode": 2, "lora": {}},
+            },
+            MemoryNeeds(trainer_gpu=1, engine_gpu=2),
+        ),
+        (
+            {
+                "rollout": {"gpusPerReplica": 1},
+                "trainer": {
+                    "steps": 1,
+                    "gpusPerNode": 1,
+                    "backend": "fsdp",
+                    "lora": {"quantizeBase": "nf4"},
+                },
+            },
+            MemoryNeeds(trainer_gpu=0, engine_gpu=2),
         ),
         (
             {
@@ -110,6 +129,8 @@ def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> N
         "CPU",
         "three engines",
         "a pool",
+        "adapters on GPUs",
+        "adapters of a quantized base",
         "GPUs",
         "all in the host",
         "optimizer in the host",

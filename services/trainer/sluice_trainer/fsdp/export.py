@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -17,7 +17,8 @@ from sluice.engines.protocol import StackName
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.families import kept_parameters
-from sluice_trainer.fsdp.sharding import named_tensors
+from sluice_trainer.fsdp.nf4 import dequantized
+from sluice_trainer.fsdp.sharding import gathered, named_tensors
 from sluice_trainer.model.huggingface_files import Config, read_config
 
 _LAYER = re.compile(r"(.*\.layers\.\d+\.)")
@@ -111,8 +112,10 @@ def _layers(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 def _gathered(tensor: Tensor, dtype: torch.dtype, *, adapter: bool) -> Tensor:
     """Return the full tensor.
 
-    Parameters are cast before they are gathered; buffers keep their type.
+    Parameters are cast before they are gathered, packed ones after it; buffers keep their type.
     """
+    if isinstance(tensor, nn.Parameter) and tensor.dtype == torch.uint8:
+        return dequantized(gathered(tensor), dtype)
     if isinstance(tensor, DTensor):
         # An adapter is rounded once, with the weight that it is added to.
         share = tensor.detach().to(DEVICE, torch.float32 if adapter else dtype)

@@ -18,6 +18,7 @@ from sluice.model_parts import trained_names
 from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.attention import attention, tower_attention
 from sluice_trainer.fsdp.families import kept_parameters, train_parts
+from sluice_trainer.fsdp.nf4 import quantize_linear_layers
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, read_config, reader, stored
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
@@ -130,6 +131,8 @@ class Recipe:
                 # A critic does not continue from the policy's adapter.
                 changes = {"from_": None} if self.values else {}
                 lora.initialise(model, self.lora.model_copy(update=changes), self.seed)
+            if self.lora.quantize_base:
+                quantize_linear_layers(model, lora.expert_counts(model))
             if self.values:  # a head that starts at 0 has no base to adapt
                 model.get_output_embeddings().requires_grad_(True)
         for name in kept_parameters(model) & dict(model.named_parameters()).keys():

@@ -53,7 +53,7 @@ def inject(model: Any, settings: Lora) -> None:
         settings,
         _linear_layers(model),
         model.config.model_type,
-        mixture=bool(_expert_counts(model)),
+        mixture=bool(expert_counts(model)),
     )
     config = peft_config(settings, targets)
     if kept := kept_modules(model):
@@ -114,7 +114,7 @@ def _linear_layers(model: Any) -> set[str]:
 
     A router is an `nn.Linear` in a few families only; its output is one number per expert.
     """
-    experts = _expert_counts(model)
+    experts = expert_counts(model)
     return {
         name.rpartition(".")[2]
         for block in decoder_layers(model)
@@ -123,11 +123,11 @@ def _linear_layers(model: Any) -> set[str]:
     }
 
 
-def _expert_counts(model: Any) -> set[int]:
+def expert_counts(model: Any) -> frozenset[int]:
     """Return the numbers of experts that the model's config names; empty if it is no mixture."""
     text = model.config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return {count for name in names if (count := getattr(text, name, None))}
+    return frozenset(count for name in names if (count := getattr(text, name, None)))
 
 
 def trained_parameters(model: Any) -> dict[str, nn.Parameter]:

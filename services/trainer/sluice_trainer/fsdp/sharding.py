@@ -56,7 +56,8 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
     if not learns:
         model.requires_grad_(False)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad and adapter_part(name) is None:
+        frozen = not parameter.requires_grad and adapter_part(name) is None
+        if frozen and parameter.is_floating_point():  # others are packed
             parameter.data = parameter.data.to(recipe.compute)
     net = Net(model)
     host = trainer.cpu_offload == "all"

@@ -1,0 +1,141 @@
+"""Frozen linear layers in 4 bits: NF4 of QLoRA (Dettmers et al. 2023).
+
+A block of 64 weights has a scale, its largest absolute value, and each weight is the nearest of 16
+levels times that scale. Codes and scales are those of bitsandbytes, without its second quantization
+of the scales. Each row of a weight is packed into one row of bytes, so FSDP2 shards it by rows as
+it does any weight.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.fsdp.families import decoder_layers
+from sluice_trainer.model.unsupported import UnsupportedModelError
+
+BLOCK = 64
+# Bytes of a block: two codes in each, and a float32.
+_BLOCK_BYTES = BLOCK // 2 + 4
+# Quantiles of the normal distribution, scaled to [-1, 1] (Dettmers et al. 2023, appendix E).
+LEVELS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+
+class NF4Linear(nn.Module):
+    """A linear layer whose weight is frozen and packed; passes compute with `dequantized`.
+
+    weight: [out, in / 64 * 36] uint8.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight = nn.Parameter(packed(layer.weight.detach()), requires_grad=False)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = _Product.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product + self.bias
+
+
+class _Product(torch.autograd.Function):
+    """x W^T. Between the passes only the packed weight is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return F.linear(x, dequantized(weight, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        return gradient @ dequantized(weight, gradient.dtype), None
+
+
+def quantize_linear_layers(model: Any, routers: frozenset[int]) -> None:
+    """Replace the linear layers of the decoder, which are frozen, by packed ones.
+
+    Layers that are trained, and those whose inputs are no multiple of 64, stay as they are.
+
+    Parameters
+    ----------
+    model
+        A model of transformers with adapters.
+    routers
+        Output sizes of routers; empty if the model is no mixture.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The model is a mixture, whose experts are no linear layers.
+
+    """
+    if routers:
+        raise UnsupportedModelError(
+            "trainer.lora.quantizeBase: nf4 packs linear layers, and most weights of model_type "
+            f"{model.config.model_type!r} are experts, which are none: leave it out"
+        )
+    for block in decoder_layers(model):
+        for parent in list(block.modules()):
+            for name, layer in list(parent.named_children()):
+                if isinstance(layer, nn.Linear) and _packs(layer):
+                    setattr(parent, name, NF4Linear(layer))
+
+
+def _packs(layer: nn.Linear) -> bool:
+    return not layer.weight.requires_grad and layer.in_features % BLOCK == 0
+
+
+def packed(weight: Tensor) -> Tensor:
+    """Return a weight [out, in] as rows of bytes: all codes, then all scales."""
+    rows, columns = weight.shape
+    if weight.is_meta:
+        return torch.empty(rows, columns // BLOCK * _BLOCK_BYTES, dtype=torch.uint8, device="meta")
+    blocks = weight.to(DEVICE, torch.float32).view(rows, -1, BLOCK)
+    scales = blocks.abs().amax(-1)
+    levels = torch.tensor(LEVELS, device=DEVICE)
+    # A block of zeros has the scale 0, with any codes.
+    ratios = blocks / torch.where(scales == 0, 1.0, scales)[..., None]
+    codes = torch.bucketize(ratios, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+    codes = codes.view(rows, -1, 2)
+    pairs = codes[..., 0] << 4 | codes[..., 1]
+    return torch.cat((pairs, scales.view(torch.uint8)), 1).to(weight.device)
+
+
+def dequantized(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weight [out, in] that a packed one stands for."""
+    rows, width = weight.shape
+    blocks = width // _BLOCK_BYTES
+    pairs, scales = weight[:, : blocks * BLOCK // 2], weight[:, blocks * BLOCK // 2 :]
+    values = _pairs(weight.device)[pairs.int()].view(rows, blocks, BLOCK)
+    scales = scales.contiguous().view(torch.float32)
+    return (values * scales[..., None]).view(rows, -1).to(dtype)
+
+
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    """Return both levels of each byte, [256, 2]."""
+    levels = torch.tensor(LEVELS, device=device)
+    return torch.cartesian_prod(levels, levels)
