@@ -3,7 +3,8 @@
     python benchmarks/adapters.py [--shape qwen3-4b] [--rank 32] [--adapters 8] [--requests 256]
         [--tokens 256] [--rounds 3] [--json FILE]
 
-Three servers run one after the other. `merged` serves the model alone, as with merged weights.
+Four servers run one after the other. `merged` serves the model alone, as with merged weights.
+`added` is an engine of one job, which adds the adapter to its weights when a trainer sends it.
 `pool` is an engine of a pool: jobs send their adapters over NCCL, and each asks for its part of the
 responses, at first one job for all of them. `sglang` is SGLang without our plugin, which has read
 the same number of adapters from files. Weights are random, no prompt is known to a prefix cache,
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256 if GPUS else 32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--servers", nargs="+", default=["merged", "pool", *(["sglang"] if GPUS else [])]
+        "--servers", nargs="+", default=["merged", "added", "pool", *(["sglang"] if GPUS else [])]
     )
     parser.add_argument("--json", type=Path, help="file of the result")
     options = parser.parse_args()
@@ -104,7 +105,7 @@ async def measure(
     model.mkdir()
     write_config(model, options.shape, "bfloat16" if GPUS else "float32")
     rates: dict[tuple[str, int], list[float]] = {}
-    servers = {"merged": merged, "pool": pool, "sglang": sglang}
+    servers = {"merged": merged, "added": added, "pool": pool, "sglang": sglang}
     for server in options.servers:
         serving = servers[server]
         async with serving(options, directory) as ways:
@@ -190,6 +191,17 @@ async def merged(options: argparse.Namespace, directory: Path) -> AsyncIterator[
 
 
 @asynccontextmanager
+async def added(options: argparse.Namespace, directory: Path) -> AsyncIterator[dict[int, Way]]:
+    settings = {"rank": options.rank, "versions": 0, "layers": ["all-linear"]}
+    script = f"{PATH}/launch_server.py"
+    async with (
+        engine(options, directory, script, [], SLUICE_LORA=json.dumps(settings)) as port,
+        sent(options, 0, port, "", {"lora": "adapter"}) as client,
+    ):
+        yield {1: lambda _: (client, {})}
+
+
+@asynccontextmanager
 async def pool(options: argparse.Namespace, directory: Path) -> AsyncIterator[dict[int, Way]]:
     settings = {"rank": options.rank, "versions": 1, "jobs": options.adapters}
     arguments = [*lora_arguments(options), "--lora-target-modules", "all"]
@@ -213,10 +225,21 @@ async def pool(options: argparse.Namespace, directory: Path) -> AsyncIterator[di
 async def job(options: argparse.Namespace, number: int, port: int) -> AsyncIterator[Client]:
     """Join a pool as a job's trainer and worker do, and send an adapter."""
     credential = pool_credential.credential(KEY, f"bench/job-{number}", 1)
+    os.environ[pool_credential.VARIABLE] = credential
+    tag = pool_credential.name_start(credential)
+    sync = {"lora": "adapter", "pauseMode": "versions"}
+    async with sent(options, number, port, tag, sync) as client:
+        del os.environ[pool_credential.VARIABLE]
+        yield client
+
+
+@asynccontextmanager
+async def sent(
+    options: argparse.Namespace, number: int, port: int, tag: str, weight_sync: dict[str, str]
+) -> AsyncIterator[Client]:
+    """Send an adapter to an engine, and yield a client of it."""
     backend = "nccl" if GPUS else "gloo"
-    sync = WeightSync.model_validate(
-        {"transport": backend, "lora": "adapter", "pauseMode": "versions"}
-    )
+    sync = WeightSync.model_validate(weight_sync | {"transport": backend})
     service, server = RendezvousService(), rpc.server("")
     rendezvous_pb2_grpc.add_RendezvousServicer_to_server(service, server)
     address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1:0')}"
@@ -231,10 +254,8 @@ async def job(options: argparse.Namespace, number: int, port: int) -> AsyncItera
         world_size=1,
         version=-1,
     )
-    tag = pool_credential.name_start(credential)
     transport = Collective(backend, "127.0.0.1", 120.0, f"trainer-0-{number}", tag=tag)
     sender = WeightSender(stub, ("trainer-0", 1), sync, transport, Sglang())
-    os.environ[pool_credential.VARIABLE] = credential
     try:
         async with Membership(address, lambda: member) as membership, AsyncExitStack() as stack:
             await membership.connected.wait()
@@ -248,7 +269,6 @@ async def job(options: argparse.Namespace, number: int, port: int) -> AsyncItera
             outcome = await sender.finish()
             if outcome.failed:
                 raise SystemExit(f"error: {outcome.failed}")
-            del os.environ[pool_credential.VARIABLE]
             await client.wait_ready(30)
             yield client
     finally:
@@ -259,8 +279,14 @@ async def job(options: argparse.Namespace, number: int, port: int) -> AsyncItera
 
 @asynccontextmanager
 async def sglang(options: argparse.Namespace, directory: Path) -> AsyncIterator[dict[int, Way]]:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # SGLang reads no adapter from a file if the model's weights are made up by itself.
+    with torch.device("cuda" if GPUS else "cpu"):
+        config = AutoConfig.from_pretrained(directory / "model")
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory / "model")
     names = [f"adapter-{number}" for number in range(options.adapters)]
-    config = {
+    adapter_config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": options.rank,
@@ -272,9 +298,9 @@ async def sglang(options: argparse.Namespace, directory: Path) -> AsyncIterator[
         files.mkdir()
         tensors = {k: t for k, t in adapter(options, number, "cpu") if k != ADAPTER_SCALING}
         save_file(tensors, files / "adapter_model.safetensors")
-        (files / "adapter_config.json").write_text(json.dumps(config))
+        (files / "adapter_config.json").write_text(json.dumps(adapter_config))
     paths = [f"{name}={directory / name}" for name in names]
-    arguments = [*lora_arguments(options), "--lora-paths", *paths]
+    arguments = [*lora_arguments(options), "--load-format", "auto", "--lora-paths", *paths]
     async with (
         engine(options, directory, "-m sglang.launch_server", arguments) as port,
         Client(f"http://127.0.0.1:{port}") as client,

@@ -1,14 +1,14 @@
 """What a pool saves: LoRA jobs on the engine of a pool, beside a job with an engine of its own.
 
-    python benchmarks/pool.py [--jobs 8] [--steps 60] [--json FILE]
+    python benchmarks/pool.py [--jobs 8] [--steps 10] [--json FILE]
 
 All jobs are equal: synchronous GRPO on the prompts of the throughput example with a model of
 SmolLM2-135M's shape (random weights), adapters of rank 32. `apart` is one job with its own engine
 and trainer, a GPU each; eight such jobs are eight times this. `pool` is all jobs at the same time
 with one engine on the first GPU and all trainers on the second one. A rate counts the tokens of the
-responses that were trained on between the first and the last step of all jobs; the first two steps
-of each are left out. On a machine without GPUs both share its cores, and a tiny model is the
-rehearsal.
+responses that were trained on from the time at which the last job has made two steps, until each
+job has made `--steps` more; then all are stopped. On a machine without GPUs both share its cores,
+and a tiny model is the rehearsal.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ GPUS = torch.cuda.device_count()
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "throughput"
 SKIPPED = 2
-# Steps of the job alone. Jobs of a pool need more: their trainers start half a minute apart.
-ALONE = 20
 NAME = "benchmark"
 SECONDS = 420.0
 
@@ -46,7 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--jobs", type=int, default=8 if GPUS else 2)
-    parser.add_argument("--steps", type=int, default=60 if GPUS else 12)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument(
         "--engine-args", type=json.loads, default={}, help="more of both servers', as JSON"
     )
@@ -58,8 +56,7 @@ def main() -> None:
         directory.mkdir(exist_ok=True)
         os.environ["XDG_STATE_HOME"] = str(directory / "state")
         make_inputs(directory, options.engine_args)
-        steps = min(options.steps, ALONE)
-        apart = rate(run_jobs(directory, "apart", 1, steps, gpus="0,1"))
+        apart = rate(run_jobs(directory, "apart", 1, options.steps, gpus="0,1"))
         print(f"apart: {apart:,.0f} tokens/s", flush=True)
         with_pool = start_pool(directory)
         print("the pool's engine is ready", flush=True)
@@ -139,12 +136,12 @@ def start_pool(directory: Path) -> subprocess.Popen[bytes]:
 def run_jobs(
     directory: Path, way: str, jobs: int, steps: int, *, gpus: str
 ) -> list[list[dict[str, Any]]]:
-    """Run jobs at the same time; return the metrics of each one's steps."""
+    """Run jobs until all have made so many steps at the same time; return each one's metrics."""
     variables = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus} if GPUS else {})
     processes = []
     for number in range(jobs):
         run = directory / f"{way}-{number}"
-        settings = [f"trainer.steps={steps}", f"metadata.name=job-{number}"]
+        settings = ["trainer.steps=100000", f"metadata.name=job-{number}"]
         if way == "pool":
             settings += [f"rollout.pool={NAME}", "rollout.engineArgs={}"]
         command = [sys.executable, "-m", "sluice_cli", "run", str(directory / "job.yaml")]
@@ -152,30 +149,45 @@ def run_jobs(
         command += [word for setting in settings for word in ("--set", setting)]
         with (directory / f"{way}-{number}.log").open("wb") as output:
             processes.append(subprocess.Popen(command, env=variables, stdout=output, stderr=output))
+    files = [directory / f"{way}-{number}" / "metrics.jsonl" for number in range(jobs)]
     end = time.monotonic() + SECONDS
-    for number, process in enumerate(processes):
-        try:
-            code = process.wait(max(end - time.monotonic(), 1.0))
-        except subprocess.TimeoutExpired:
-            code = -1
-        if code:
-            for other in processes:
-                other.kill()
-            text = (directory / f"{way}-{number}.log").read_text()
-            raise SystemExit(f"error: job {number} of {way} ended with {code}:\n{text[-3000:]}")
-    return [read(directory / f"{way}-{number}" / "metrics.jsonl") for number in range(jobs)]
+    try:
+        while not all(count >= steps for count in steps_together(list(map(read, files)))):
+            for number, process in enumerate(processes):
+                if process.poll() is not None or time.monotonic() > end:
+                    text = (directory / f"{way}-{number}.log").read_text()
+                    made = [len(read(file)) for file in files]
+                    raise SystemExit(
+                        f"error: job {number} of {way} ended with {process.returncode}, or the "
+                        f"time did: {made} steps\n{text[-3000:]}"
+                    )
+            time.sleep(1)
+        return list(map(read, files))
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        for process in processes:
+            process.wait(120)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()][SKIPPED:]
+    """Return the steps of a job but the first ones; none if it has not begun."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")][SKIPPED:]
+
+
+def steps_together(jobs: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
+    """Return the number of steps of each job since all of them train."""
+    if not all(jobs):
+        return [0] * len(jobs)
+    begin = max(steps[0]["time"] for steps in jobs)
+    return [sum(step["time"] > begin for step in steps) for steps in jobs]
 
 
 def rate(jobs: Sequence[Sequence[dict[str, Any]]]) -> float:
     """Return the tokens a second of all jobs together while all of them train."""
     begin = max(steps[0]["time"] for steps in jobs)
     end = min(steps[-1]["time"] for steps in jobs)
-    if end <= begin:
-        raise SystemExit("error: the jobs did not train at the same time: raise --steps")
     tokens = sum(
         step["rollout/tokens"] for steps in jobs for step in steps if begin < step["time"] <= end
     )

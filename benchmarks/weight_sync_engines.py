@@ -62,7 +62,8 @@ def engine(options: argparse.Namespace, number: int, directory: Path) -> Iterato
     command += f" --tp-size {options.engine_gpus} " + (GPU_ARGUMENTS if GPUS else CPU_ARGUMENTS)
     command += " --disable-cuda-graph" if GPUS and not options.load else ""
     command += f" {options.engine_args}"
-    if options.lora_rank:
+    versions = VERSIONS if options.pause_mode == "versions" else 0
+    if versions:
         command += (
             f" --enable-lora --max-lora-rank {options.lora_rank} --lora-target-modules all "
             f"--max-loras-per-batch {VERSIONS + 1}"
@@ -70,8 +71,7 @@ def engine(options: argparse.Namespace, number: int, directory: Path) -> Iterato
         command += "" if GPUS else " --lora-backend torch_native"
     env = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "HF_HUB_OFFLINE": "1"}
     if options.lora_rank:
-        versions = VERSIONS if options.pause_mode == "versions" else 0
-        adapter = {"rank": options.lora_rank, "versions": versions}
+        adapter = {"rank": options.lora_rank, "versions": versions, "layers": ["all-linear"]}
         env["SLUICE_LORA"] = json.dumps(adapter)
     if GPUS and options.load:
         # An update waits for the step that is being decoded, which graphs make as short as a job's.

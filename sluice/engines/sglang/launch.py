@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.data import ModelSource
-from sluice.api.groups.lora import ALL_LINEAR
+from sluice.api.groups.lora import ALL_LINEAR, Lora
 from sluice.api.pool import PoolModel, RLEnginePoolSpec
 from sluice.engines import arguments
 from sluice.engines.protocol import Plugin, ServerPlacement
@@ -61,8 +61,8 @@ _PREFILL_VARIABLE = "SLUICE_PREFILL_PASSES"
 _PREFILL_PASSES = 8
 # Arguments by which a user says what prompts wait for.
 _PREFILL_ARGS = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
-# Read by the plugin: the largest rank of an adapter, how many versions of one are held and, in a
-# pool, how many jobs may use the engine.
+# Read by the plugin: the largest rank of an adapter, how many versions of one are held, the layers
+# that have one and, in a pool, how many jobs may use the engine.
 _ADAPTER_VARIABLE = "SLUICE_LORA"
 # Read by the plugin and the launch script: compute as the trainer does.
 _DETERMINISTIC = "SLUICE_DETERMINISTIC"
@@ -159,7 +159,7 @@ class Launch:
             args["enable-weights-cpu-backup"] = spec.weight_sync.lora == "adapter"
         if rollout.gpus_per_replica and spec.trainer.deterministic:
             args |= _DETERMINISTIC_ARGS
-        if spec.weight_sync.lora == "adapter":
+        if _versions(spec):
             args |= _adapter_args(spec)
         if place.head is not None:
             args |= {
@@ -245,12 +245,12 @@ def _adapter(spec: RLJobSpec) -> dict[str, str]:
     lora = spec.trainer.lora
     if lora is None or spec.weight_sync.lora != "adapter":
         return {}
-    settings = {"rank": lora.stored_rank, "versions": _versions(spec)}
+    settings = {"rank": lora.stored_rank, "versions": _versions(spec), "layers": _layers(lora)}
     return {_ADAPTER_VARIABLE: json.dumps(settings)}
 
 
 def _versions(spec: RLJobSpec) -> int:
-    """Return the number of versions of an adapter that an engine holds; 0: one, in place."""
+    """Return the number of versions of an adapter that an engine holds; 0: it adds one to W."""
     return spec.rollout.max_staleness + 1 if spec.weight_sync.pause_mode == "versions" else 0
 
 
@@ -258,9 +258,12 @@ def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:
     """Return the arguments of a server with memory for the trainer's adapter."""
     lora = spec.trainer.lora
     assert lora is not None
-    layers = [name for name in lora.target_modules if name not in lora.exclude_modules]
     on_cpu = spec.rollout.gpus_per_replica == 0
-    return _lora_args(lora.stored_rank, layers, max(_versions(spec), 1), on_cpu=on_cpu)
+    return _lora_args(lora.stored_rank, _layers(lora), _versions(spec), on_cpu=on_cpu)
+
+
+def _layers(lora: Lora) -> list[str]:
+    return [name for name in lora.target_modules if name not in lora.exclude_modules]
 
 
 def _lora_args(rank: int, layers: list[str], adapters: int, *, on_cpu: bool) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from tests.integration.weights.adapters import (
     publish_adapter,
     send_adapter,
 )
-from tests.integration.weights.tools import PROMPT, SGLANG, begin, serves
+from tests.integration.weights.tools import PROMPT, SGLANG, Tensors, begin, serves
 
 MakeSender = Callable[..., WeightSender]
 JoinEngine = Callable[..., Any]
@@ -63,14 +63,14 @@ def serving(
     base: Path, log: Path, *arguments: str, versions: int = 0, cores: str = ""
 ) -> AbstractContextManager[Sglang]:
     """Start an engine that takes adapters."""
-    settings = {"rank": RANK, "versions": versions}
+    settings = {"rank": RANK, "versions": versions, "layers": ["all-linear"]}
+    several = ["--enable-lora", "--max-lora-rank", str(RANK), "--lora-target-modules", "all"]
+    several += ["--max-loras-per-batch", str(versions + 1)]
+    several += [] if gpus() else ["--lora-backend", "torch_native"]
     return tools.serving(
         base,
         log,
-        *("--enable-lora", "--max-lora-rank", str(RANK)),
-        *("--max-loras-per-batch", str(max(versions, 1) + 1)),
-        *("--lora-target-modules", "all"),
-        *([] if gpus() else ["--lora-backend", "torch_native"]),
+        *(several if versions else []),
         *arguments,
         SLUICE_LORA=json.dumps(settings),
         **({"SGLANG_CPU_OMP_THREADS_BIND": cores} if cores else {}),
@@ -91,12 +91,21 @@ def side_by_side(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
+def of_other_layers(tensors: Tensors) -> Tensors:
+    """Return an adapter with layers that the engine's model does not have."""
+    return [(name.replace("down_proj", "middle_proj"), tensor) for name, tensor in tensors]
+
+
 def over_directory(make_sender: MakeSender, directory: Path, **sync: object) -> WeightSender:
     transport = AdapterFile(VersionDirectories(directory, 1))
     return make_sender(transport, lora="adapter", transport="disk", **sync)
 
 
-@pytest.mark.parametrize("layers", [ALL_LAYERS, ATTENTION], ids=["all layers", "attention"])
+@pytest.mark.parametrize(
+    "layers",
+    [ALL_LAYERS, ATTENTION, ("k_proj", "down_proj")],
+    ids=["all layers", "attention", "two layers"],
+)
 async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
     layers: tuple[str, ...],
     in_place: Sglang,
@@ -113,7 +122,39 @@ async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
         assert outcome.engines == ("engine-0",), outcome
         model = merged(base, tensors, tmp_path / str(version))
         assert await serves(in_place.url, model, version)
-    assert "loaded in place, at once" in in_place.log.read_text()
+    assert "an adapter is added to the weights of the model" in in_place.log.read_text()
+
+
+async def test_an_engine_that_holds_versions_computes_so_too(
+    side_by_side: Sglang,
+    base: Path,
+    tmp_path: Path,
+    make_sender: MakeSender,
+    join_engine: JoinEngine,
+) -> None:
+    await join_engine("engine-0", side_by_side.address)
+    sender = make_sender(lora="adapter", pauseMode="versions")
+    for version, layers in ((1, ALL_LAYERS), (2, ATTENTION), (3, ALL_LAYERS)):
+        tensors = adapter(base, version, layers)
+        outcome = await publish_adapter(sender, version, tensors)
+        assert outcome.engines == ("engine-0",), outcome
+        model = merged(base, tensors, tmp_path / str(version))
+        assert await serves(side_by_side.url, model, version)
+    assert "loaded in place, at once" in side_by_side.log.read_text()
+
+
+async def test_layers_that_the_engine_does_not_have_are_refused(
+    in_place: Sglang, base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+) -> None:
+    await join_engine("engine-0", in_place.address)
+    sender = make_sender(lora="adapter")
+    outcome = await publish_adapter(sender, 1, of_other_layers(adapter(base, 1)))
+    (refusal,) = outcome.refused.values()
+    assert "no such layer for model.layers.0.mlp.middle_proj.weight" in refusal
+    assert "set weightSync.lora: merged" in refusal
+    tensors = adapter(base, 2)
+    await publish_adapter(sender, 2, tensors)
+    assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"
 
 
 async def test_a_mixture_has_adapters_in_its_attention(
@@ -140,25 +181,29 @@ async def test_an_engine_of_two_ranks_cuts_the_adapter(
         await publish_adapter(sender, 1, adapter(base, 2))
         await publish_adapter(sender, 2, tensors)
         assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2)
-        assert "loaded in place, at once" in (tmp_path / "log").read_text()
+        assert "added to the weights of the model" in (tmp_path / "log").read_text()
         tensors = adapter(base, 3)
         await publish_adapter(over_directory(make_sender, tmp_path / "weights"), 3, tensors)
         assert await serves(server.url, merged(base, tensors, tmp_path / "3"), 3)
 
 
-async def test_layers_that_sglang_joins_must_come_together(
-    in_place: Sglang, base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
+async def test_versions_of_layers_that_sglang_joins_must_come_together(
+    side_by_side: Sglang,
+    base: Path,
+    tmp_path: Path,
+    make_sender: MakeSender,
+    join_engine: JoinEngine,
 ) -> None:
-    await join_engine("engine-0", in_place.address)
-    sender = make_sender(lora="adapter")
-    outcome = await publish_adapter(sender, 1, adapter(base, 1, ("k_proj", "o_proj", "down_proj")))
+    await join_engine("engine-0", side_by_side.address)
+    sender = make_sender(lora="adapter", pauseMode="versions")
+    outcome = await publish_adapter(sender, 4, adapter(base, 4, ("k_proj", "o_proj", "down_proj")))
     assert not outcome.engines
     (refusal,) = outcome.refused.values()
     assert "an adapter of k_proj needs one of q_proj" in refusal
     assert "add it to trainer.lora.targetModules" in refusal
-    tensors = adapter(base, 2)
-    await publish_adapter(sender, 2, tensors)
-    assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"
+    tensors = adapter(base, 5)
+    await publish_adapter(sender, 5, tensors)
+    assert await serves(side_by_side.url, merged(base, tensors, tmp_path / "5"), 5), "it lives on"
 
 
 async def test_an_adapter_also_comes_over_a_directory(
@@ -173,9 +218,9 @@ async def test_an_adapter_also_comes_over_a_directory(
         model = merged(base, tensors, tmp_path / str(version))
         assert await serves(in_place.url, model, version)
     assert [file.name for file in (tmp_path / "weights").iterdir()] == ["version_0000003.attempt1"]
-    outcome = await publish_adapter(sender, 4, adapter(base, 4, ("k_proj", "o_proj", "down_proj")))
+    outcome = await publish_adapter(sender, 4, of_other_layers(adapter(base, 4)))
     (refusal,) = outcome.refused.values()
-    assert "an adapter of k_proj needs one of q_proj" in refusal
+    assert "no such layer for model.layers.0.mlp.middle_proj.weight" in refusal
     await publish_adapter(sender, 5, tensors)
     assert await serves(in_place.url, model, 5), "it lives on"
 
@@ -238,7 +283,7 @@ async def test_an_engine_with_another_model_gets_no_adapter(
     assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "a copy will do"
 
 
-@pytest.mark.parametrize(("over", "first"), [("communicator", 1), ("directory", 11)])
+@pytest.mark.parametrize(("over", "first"), [("communicator", 11), ("directory", 21)])
 async def test_a_request_ends_with_the_version_that_it_began_with(
     over: str,
     first: int,

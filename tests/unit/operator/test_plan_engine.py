@@ -106,26 +106,28 @@ LORA = {"rank": 8, "alpha": 64}
 def test_an_engine_that_gets_adapters_reads_the_model(
     lora: dict[str, Any], layers: list[str]
 ) -> None:
-    job = make_job(
-        trainer={"steps": 4, "backend": "fsdp", "lora": lora}, weightSync={"lora": "adapter"}
-    )
+    trainer = {"steps": 4, "backend": "fsdp", "lora": lora}
+    job = make_job(trainer=trainer, weightSync={"lora": "adapter"})
     args = engine_args(job)
     assert "--load-format" not in args
+    assert "--enable-lora" not in args, "an adapter is added to the model's weights"
+    settings = json.loads(Launch().env(job.spec)["SLUICE_LORA"])
+    added = ["all-linear"] if layers == ["all"] else layers
+    assert settings == {"rank": 8, "versions": 0, "layers": added}
+    job = make_job(trainer=trainer, weightSync={"lora": "adapter", "pauseMode": "versions"})
+    args = engine_args(job)
     assert "--enable-lora" in args
     assert value(args, "--max-lora-rank") == "8"
     at = args.index("--lora-target-modules")
     assert args[at + 1 : at + 1 + len(layers)] == layers
     assert args[at + 1 + len(layers)].startswith("--")
     assert value(args, "--lora-backend") == "torch_native", "the backend that runs on a CPU"
-    settings = json.loads(Launch().env(job.spec)["SLUICE_LORA"])
-    assert settings == {"rank": 8, "versions": 0}
-    assert value(args, "--max-loras-per-batch") == "2"
 
 
 def test_an_engine_holds_the_first_weights_of_pissa_too() -> None:
     job = make_job(
         trainer={"steps": 4, "backend": "fsdp", "lora": {"rank": 8, "initialise": "pissa"}},
-        weightSync={"lora": "adapter"},
+        weightSync={"lora": "adapter", "pauseMode": "versions"},
     )
     assert value(engine_args(job), "--max-lora-rank") == "16"
     assert json.loads(Launch().env(job.spec)["SLUICE_LORA"])["rank"] == 16

@@ -5,7 +5,8 @@ open, and only under a new name. Here an update brings an adapter's tensors in b
 all weights of a model otherwise. So versions, chains and replaced trainers work as with all
 weights. The engine reads the model itself from its checkpoint.
 
-An engine of one job applies its adapter to all requests. An engine of a pool has the adapters of
+An engine of one job adds its adapter to the weights of the model (added_adapter.py), or holds
+several versions and lets each request end with its own. An engine of a pool has the adapters of
 several jobs (pool_jobs.py), and a request says whose it uses.
 """
 
@@ -23,7 +24,8 @@ import torch
 from .. import fair_shares
 from ..fair_shares import FairShares
 from ..pool_credential import job_of, tag_of
-from .adapter_store import AdapterStore
+from .adapter_store import PREFIX, AdapterStore
+from .added_adapter import AddedAdapter
 from .receive import failed_link, failure_on_any_rank, receive_data
 from .relay import route
 from .transfer import GROUP_PREFIX
@@ -34,8 +36,6 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 REQUEST = "sglang.srt.managers.schedule_batch.Req"
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-# PEFT's prefix of the names of an adapter's tensors.
-PREFIX = "base_model.model."
 log = logging.getLogger(__name__)
 
 
@@ -43,8 +43,9 @@ def settings() -> dict[str, Any] | None:
     """Return how this engine serves adapters; None if it serves none.
 
     rank: largest rank of an adapter. versions: number of versions that are held at least; 0: an
-    update changes the only one. jobs: number of jobs that may use the engine, if it is of a pool.
-    silent_seconds: time after which a job of a pool that does not call has ended.
+    update adds its adapter to the model's weights. layers: names of the layers that may have an
+    adapter then. jobs: number of jobs that may use the engine, if it is of a pool. silent_seconds:
+    time after which a job of a pool that does not call has ended.
     """
     text = os.environ.get("SLUICE_LORA")
     return json.loads(text) if text else None
@@ -56,24 +57,35 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    if not chosen["versions"]:
+        added = AddedAdapter(chosen["layers"])
+        HookRegistry.register(f"{RUNNER}.load_model", added.attach, HookType.AFTER)
+        register_updates(Updates(added))
+        return
     jobs = chosen.get("jobs", 0)
     adapters = Adapters(AdapterStore(chosen["rank"], chosen["versions"], pool=jobs > 0))
     HookRegistry.register(f"{MANAGER}.init_lora_shapes", linear_layers_only, HookType.AFTER)
     HookRegistry.register(f"{RUNNER}.init_lora_manager", adapters.attach, HookType.AFTER)
     HookRegistry.register(f"{SCHEDULER}.handle_generate_request", adapters.use, HookType.BEFORE)
-    HookRegistry.register(
-        f"{UPDATER}.update_weights_from_distributed", adapters.update, HookType.AROUND
-    )
-    HookRegistry.register(f"{UPDATER}.update_weights_from_disk", adapters.load, HookType.AROUND)
-    HookRegistry.register(f"{UPDATER}.update_weights_from_tensor", adapters.open, HookType.AROUND)
-    if adapters.store.versions:
-        HookRegistry.register(f"{REQUEST}.__init__", pin_version)
-        HookRegistry.register(f"{TOKENIZER}.__init__", without_lock)
+    register_updates(adapters)
+    HookRegistry.register(f"{REQUEST}.__init__", pin_version)
+    HookRegistry.register(f"{TOKENIZER}.__init__", without_lock)
     if jobs:
         HookRegistry.register(f"{SCHEDULER}.unload_lora_adapter", adapters.forget, HookType.AROUND)
         HookRegistry.register(f"{fair_shares.POLICY}.calc_priority", adapters.shares.order)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         allow_unpinned_memory()
+
+
+def register_updates(updates: "Updates") -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for way, hook in (
+        ("distributed", updates.update),
+        ("disk", updates.load),
+        ("tensor", updates.open),
+    ):
+        HookRegistry.register(f"{UPDATER}.update_weights_from_{way}", hook, HookType.AROUND)
 
 
 def linear_layers_only(_: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
@@ -114,26 +126,18 @@ def version_of(request: Any) -> str | None:
     return version or None
 
 
-class Adapters:
-    """Brings updates to the adapters of one rank of the engine, and requests to their adapter."""
+class Updates:
+    """Brings updates of adapters to one rank of the engine.
 
-    def __init__(self, store: AdapterStore) -> None:
+    Parameters
+    ----------
+    store
+        What uses the adapters that have come.
+
+    """
+
+    def __init__(self, store: AdapterStore | AddedAdapter) -> None:
         self.store = store
-        self.shares = FairShares()
-
-    def attach(self, _: Any, runner: Any) -> None:
-        """Serve adapters from the memory of this rank."""
-        if self.store.pool and runner.lora_manager.tp_rank == 0:
-            self.shares.account = fair_shares.exported()
-        self.store.attach(runner.lora_manager)
-
-    def use(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
-        """Let a request use the newest adapter of its job, whatever its sender says."""
-        request.lora_id = self.store.newest(self._job_of(request.rid))
-
-    def _job_of(self, name: str) -> str:
-        """Return the job that gave this name; empty if the engine has one job."""
-        return job_of(tag_of(name)) if self.store.pool else ""
 
     def update(self, original: Any, updater: Any, request: Any) -> Any:
         """Receive a bucket, and use the adapter once its last bucket has come.
@@ -145,7 +149,7 @@ class Adapters:
 
         if not is_adapter(request.names):
             return original(updater, request)
-        job = self._job_of(request.group_name.removeprefix(GROUP_PREFIX))
+        job = self.job_of(request.group_name.removeprefix(GROUP_PREFIX))
         try:
             self._receive(updater.tp_worker.model_runner.weight_updater, job, request)
             if request.weight_version is not None:
@@ -238,6 +242,10 @@ class Adapters:
             if hasattr(updater, "record_weight_version_after_update"):  # from 0.5.21 on
                 updater.record_weight_version_after_update(request.weight_version)
 
+    def job_of(self, name: str) -> str:
+        """Return the job that gave this name; empty if the engine has one job."""
+        return job_of(tag_of(name)) if self.store.pool else ""
+
     def _receive(self, updater: Any, job: str, request: Any) -> None:
         """Receive a bucket. Raises RuntimeError if it has not come whole, ValueError if unfit."""
         bucket = self.store.bucket(job, request.names, request.dtypes, request.shapes)
@@ -245,6 +253,26 @@ class Adapters:
         if failure := failed_link():
             raise RuntimeError(failure)
         self.store.received(job, bucket)
+
+
+class Adapters(Updates):
+    """Also brings requests to their adapter, if an engine holds several."""
+
+    store: AdapterStore
+
+    def __init__(self, store: AdapterStore) -> None:
+        super().__init__(store)
+        self.shares = FairShares()
+
+    def attach(self, _: Any, runner: Any) -> None:
+        """Serve adapters from the memory of this rank."""
+        if self.store.pool and runner.lora_manager.tp_rank == 0:
+            self.shares.account = fair_shares.exported()
+        self.store.attach(runner.lora_manager)
+
+    def use(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
+        """Let a request use the newest adapter of its job, whatever its sender says."""
+        request.lora_id = self.store.newest(self.job_of(request.rid))
 
     def forget(self, original: Any, scheduler: Any, request: Any) -> Any:
         """Drop the adapter of a job that has ended (pool_jobs.py)."""

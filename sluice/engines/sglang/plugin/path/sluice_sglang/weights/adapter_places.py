@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .parameter_places import runs
+
 # SGLang's layers that several of transformers' make up, in the order of their outputs.
 JOINED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -129,7 +131,7 @@ def _places_of_a(
     first = 0
     for name in names:
         rank = shapes[name][0]
-        for part, start in _runs(columns):
+        for part, start in runs(columns):
             length = part.stop - part.start
             yield Place(
                 name,
@@ -151,7 +153,7 @@ def _places_of_b(
     rank, offset = shapes[names[0]][1], 0
     for name, height in zip(names, heights, strict=True):
         local = [row - offset if offset <= row < offset + height else -1 for row in rows]
-        for part, start in _runs(local):
+        for part, start in runs(local):
             length = part.stop - part.start
             yield Place(
                 name,
@@ -162,14 +164,3 @@ def _places_of_b(
                 slice(0, rank),
             )
         offset += height
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[slice, int]]:
-    """Yield runs of consecutive numbers and their positions; negative numbers are left out."""
-    start = 0
-    for end in range(1, len(numbers) + 1):
-        if end < len(numbers) and numbers[end] == numbers[end - 1] + 1 and numbers[end - 1] >= 0:
-            continue
-        if numbers[start] >= 0:
-            yield slice(numbers[start], numbers[end - 1] + 1), start
-        start = end

@@ -17,12 +17,14 @@ from .. import tell_once
 from .adapter_places import Places, clear
 from .transfer import memory, unpack
 
-# The adapter's name inside SGLang if the engine has one job. Versions are called sluice@3, those of
-# a pool's jobs NAMESPACE/JOB@3.
+# Begins the names inside SGLang if the engine has one job: sluice@3 is a version. Those of a pool's
+# jobs are called NAMESPACE/JOB@3.
 NAME = "sluice"
+# PEFT's prefix of the names of an adapter's tensors.
+PREFIX = "base_model.model."
 # Tensor of one element that comes with an adapter: the factor of B A. SGLang itself computes it as
 # alpha / rank, without rsLoRA.
-SCALING = "base_model.model.lora_scaling"
+SCALING = f"{PREFIX}lora_scaling"
 # Layers whose adapters SGLang joins. If one of the first has an adapter, so must the second.
 _JOINED = (("q_proj", "v_proj"), ("k_proj", "q_proj"), ("v_proj", "q_proj"))
 Tensors = dict[str, torch.Tensor]
@@ -110,14 +112,13 @@ class AdapterStore:
     rank
         Largest rank of an adapter.
     versions
-        Number of versions of an adapter that are held, and older ones while requests use them. 0:
-        an update changes the only one in place.
+        Number of versions of an adapter that are held, and older ones while requests use them.
     pool
         True if several jobs use the engine.
 
     """
 
-    def __init__(self, rank: int, versions: int = 0, *, pool: bool = False) -> None:
+    def __init__(self, rank: int, versions: int, *, pool: bool = False) -> None:
         self.rank, self.versions, self.pool = rank, versions, pool
         self.manager: Any = None
         self.jobs: dict[str, JobAdapter] = {}
@@ -181,21 +182,13 @@ class AdapterStore:
         new = self._settled(adapter)
         if new.signature not in self._places:
             self._places[new.signature] = self._look_up(new.signature)
-        name = self._name(job, version) if self.versions else NAME
+        name = self._name(job, version)
         self._register(name, adapter, new)
-        replaced = self._held_versions.get(name)
         self._held_versions[name] = new
-        if replaced is not None:
-            adapter.spare = replaced
-            adapter.held.remove(name)
         adapter.held.append(name)
-        if replaced is not None and (slot := self._slot(name)) is not None:
-            self._fill(name, slot)
-            self._notify(slot)
-        if self.versions:
-            tell_once("each version of an adapter is held until no request uses it")
-            self._drop_unused(adapter, scheduler)
-            self._drop_ended(scheduler)
+        tell_once("each version of an adapter is held until no request uses it")
+        self._drop_unused(adapter, scheduler)
+        self._drop_ended(scheduler)
 
     def _name(self, job: str, version: str) -> str:
         """Return a name that no adapter of the job has had, with the version after `@`.
@@ -287,11 +280,6 @@ class AdapterStore:
             raise ValueError(f"SGLang cannot serve the adapter: {result.error_message}")
         self.manager.loras[name].scaling = new.scaling
 
-    def _slot(self, name: str) -> int | None:
-        """Return the adapter's slot in SGLang's memory; None if it has none at present."""
-        slot: int | None = self.manager.memory_pool.uid_to_buffer_id.get(name)
-        return slot
-
     def _load(self, name: str | None, slot: int, *args: Any) -> None:
         """Fill a slot, in place of SGLang's function."""
         if name in self._held_versions:
@@ -342,11 +330,6 @@ class AdapterStore:
             adapter.layers[get_layer_id(key)].weights[key] = tensor
         adapter._normalize_weights()
         return adapter
-
-    def _notify(self, slot: int) -> None:
-        # SGLang before 0.5.21 keeps nothing that is derived from a slot.
-        if hasattr(self.manager, "_notify_lora_slots_updated"):
-            self.manager._notify_lora_slots_updated({slot})
 
     def _drop_unused(self, adapter: JobAdapter, scheduler: Any) -> None:
         used = names_in_use(scheduler)

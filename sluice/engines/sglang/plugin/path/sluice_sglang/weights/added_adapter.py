@@ -1,0 +1,204 @@
+"""Adds the adapter of a job to the weights of the model, each time an update brings one.
+
+The engine keeps a copy of the weights that it has read from its checkpoint, and computes
+`W + scaling B A` from it. So responses take as long as without an adapter, where SGLang's kernels
+for adapters take a second product in each layer. An engine that holds several versions or serves
+several jobs has to use those: see adapter_store.py.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import tell_once
+from .adapter_store import PREFIX, SCALING, Bucket
+from .parameter_places import Place, find_places
+
+ALL_LINEAR = "all-linear"
+# Parameters that engines make of several of a checkpoint's matrices.
+_JOINED = {
+    "qkv_proj": {"q_proj", "k_proj", "v_proj"},
+    "gate_up_proj": {"gate_proj", "up_proj"},
+}
+# Parts of a model that see images. They have no adapters.
+_TOWERS = {"visual", "vision_model", "vision_tower"}
+log = logging.getLogger(__name__)
+
+
+class AddedAdapter:
+    """The model's weights in one rank of the engine, with and without the adapter.
+
+    Parameters
+    ----------
+    layers
+        Names of the layers that may have an adapter, such as `q_proj`; `all-linear`: all of them.
+
+    """
+
+    # An update changes the only adapter of the only job.
+    versions = 0
+    pool = False
+
+    def __init__(self, layers: Sequence[str]) -> None:
+        self.layers = set(layers)
+        self._model: Any = None
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        # The parameters as they were read from the checkpoint.
+        self._base: dict[str, torch.Tensor] = {}
+        self._coming: list[Bucket] = []
+        # Memory of the update before.
+        self._spare: list[Bucket] = []
+        self._places: list[Place] = []
+        self._shapes: dict[str, tuple[int, int]] = {}
+        # GPU work after which the spare memory may be overwritten.
+        self._read: Any = None
+
+    def attach(self, _: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
+        """Copy the weights that may get an adapter, before SGLang divides up what is left."""
+        if runner.is_draft_worker:
+            return
+        self._model = runner.model
+        self._parameters = dict(_linear_weights(runner.model, self.layers))
+        self._base = {name: weight.data.clone() for name, weight in self._parameters.items()}
+        size = sum(tensor.nbytes for tensor in self._base.values())
+        log.info("a copy of the weights that adapters change takes %.2f GB", size / 1e9)
+
+    def begin(self, _: str) -> None:
+        """Begin an update, and drop what has come of one that has not ended."""
+        self._coming = []
+
+    def bucket(self, _: str, names: Any, dtypes: Any, shapes: Any) -> Bucket:
+        """Return memory for the next bucket of an update.
+
+        A bucket that comes again begins a new update: the trainer of the one before has died.
+        """
+        if any(known.names[0] == names[0] for known in self._coming):
+            self._coming = []
+        place = len(self._coming)
+        if place < len(self._spare) and self._spare[place].fits(names, dtypes, shapes):
+            if self._read is not None:
+                self._read.synchronize()
+            return self._spare[place]
+        return Bucket.of(names, dtypes, shapes, self._device)
+
+    def received(self, _: str, bucket: Bucket) -> None:
+        """Note that a bucket has come."""
+        self._coming.append(bucket)
+
+    def commit(self, *_: Any) -> None:
+        """Add the adapter that has come. Raises ValueError if it does not fit the model."""
+        buckets, self._coming = self._coming, []
+        tensors = {name: t for bucket in buckets for name, t in bucket.tensors.items()}
+        scaling = float(tensors.pop(SCALING, torch.ones(1)))
+        factors = _factors(tensors)
+        shapes = {name: (b.shape[0], a.shape[1]) for name, (a, b) in factors.items()}
+        if shapes != self._shapes:
+            self._places, self._shapes = self._find(shapes), shapes
+            self._reset()
+        self._add(factors, scaling)
+        tell_once("an adapter is added to the weights of the model")
+        self._spare = buckets
+        if torch.device(self._device).type == "cuda":
+            self._read = torch.cuda.current_stream().record_event()
+
+    @property
+    def _device(self) -> Any:
+        return next(iter(self._base.values())).device
+
+    def _find(self, shapes: Mapping[str, tuple[int, int]]) -> list[Place]:
+        """Return the places of all matrices, layer by layer to save memory."""
+        if hasattr(self._model, "post_load_weights"):
+            raise ValueError(
+                f"{type(self._model).__name__} computes other tensors from its weights when they "
+                "are loaded, so an adapter cannot be added to them: set weightSync.lora: merged"
+            )
+        places = []
+        for parent, matrices in _by_layer(shapes).items():
+            parameters = {n: p for n, p in self._parameters.items() if _layer(n) == parent}
+            unknown = [m for m in matrices if not any(_holds(p, m) for p in parameters)]
+            if unknown:
+                raise ValueError(
+                    f"this engine adapts {', '.join(sorted(self.layers))}, and has no such layer "
+                    f"for {unknown[0]}: set weightSync.lora: merged"
+                )
+            try:
+                places += find_places(self._model.load_weights, matrices, parameters, self._device)
+            except ValueError as error:
+                raise ValueError(f"{error}: set weightSync.lora: merged") from None
+        return places
+
+    def _reset(self) -> None:
+        """Take away an adapter of other layers than the next one's."""
+        for name, parameter in self._parameters.items():
+            parameter.data.copy_(self._base[name])
+
+    def _add(
+        self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], scaling: float
+    ) -> None:
+        for place in self._places:
+            a, b = factors[place.matrix]
+            base = place.target(self._base[place.parameter])
+            torch.addmm(
+                base,
+                b[place.rows].to(base.dtype),
+                a[:, place.columns].to(base.dtype),
+                alpha=scaling,
+                out=place.target(self._parameters[place.parameter].data),
+            )
+
+
+def _linear_weights(model: Any, layers: set[str]) -> Iterable[tuple[str, torch.nn.Parameter]]:
+    """Yield the weights of linear layers of these names that are not quantized."""
+    from sglang.srt.layers.linear import LinearBase
+
+    for path, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        leaf = path.rpartition(".")[2]
+        chosen = ALL_LINEAR in layers or bool(layers & (_JOINED.get(leaf, set()) | {leaf}))
+        if (
+            isinstance(module, LinearBase)
+            and weight is not None
+            and weight.is_floating_point()
+            and weight.element_size() > 1
+            and _TOWERS.isdisjoint(path.split("."))
+            and chosen
+        ):
+            yield f"{path}.weight", weight
+
+
+def _factors(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return A and B by the names of the matrices that they change, in the checkpoint's names."""
+    factors = {}
+    for name, a in tensors.items():
+        layer, _, side = name.removesuffix(".weight").rpartition(".")
+        if side not in ("lora_A", "lora_B") or a.dim() != 2:
+            raise ValueError(f"{name} {list(a.shape)} is no matrix A or B of an adapter")
+        if side == "lora_A":
+            b = tensors.get(f"{layer}.lora_B.weight")
+            if b is None or b.shape[1] != a.shape[0]:
+                raise ValueError(f"{name} comes without its matrix B")
+            factors[f"{layer.removeprefix(PREFIX)}.weight"] = a, b
+    if not factors:
+        raise ValueError("an update of an adapter has brought no tensors")
+    return factors
+
+
+def _layer(name: str) -> str:
+    """Return the number of the layer that has a parameter or matrix; empty if it is in none."""
+    return name.partition(".layers.")[2].partition(".")[0]
+
+
+def _by_layer(shapes: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, tuple[int, int]]]:
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, shape in shapes.items():
+        found.setdefault(_layer(name), {})[name] = shape
+    return found
+
+
+def _holds(parameter: str, matrix: str) -> bool:
+    """Return True if the engine keeps the matrix in this parameter of the same layer."""
+    parent, _, leaf = parameter.partition(".layers.")[2].removesuffix(".weight").rpartition(".")
+    of_matrix = matrix.partition(".layers.")[2].removesuffix(".weight")
+    return any(f"{parent}.{part}" == of_matrix for part in _JOINED.get(leaf, {leaf}))
