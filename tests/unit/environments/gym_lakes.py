@@ -33,6 +33,29 @@ class Camera(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), {}
 
 
+class Easel(Camera):
+    """An environment of numbers, which draws itself."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return 3, {}
+
+    def render(self) -> Any:
+        return self.observation_space.sample()
+
+
+class Lens:
+    """Two halves of a picture, each with a name."""
+
+    def __init__(self, env: Any) -> None:
+        pass
+
+    def observation(self, observation: Any, info: dict[str, Any]) -> list[Any]:
+        return ["left:", observation[:, :16], "right:", observation[:, 16:]]
+
+
 class Compass:
     """Positions and points of the compass, as texts for FrozenLake."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 import os
 import re
@@ -11,7 +13,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from sluice.api.groups.environment import Gym
 from sluice.runtime.pod_env import ConfigurationError
@@ -27,6 +31,7 @@ from tests.unit.rollout.scripted_engine import PARAMS, Script
 MOVES = ["left", "down", "right", "up"]
 LAKE: dict[str, Any] = {"id": "FrozenLake-v1", "args": {"is_slippery": False}}
 ECHO: dict[str, Any] = {"make": "tests/unit/environments/gym_lakes.py:Echo"}
+LENS = "tests/unit/environments/gym_lakes.py:Lens"
 COMPASS = "tests/unit/environments/gym_lakes.py:Compass"
 
 
@@ -151,8 +156,14 @@ async def test_a_step_that_raises_fails_the_sample_with_its_error(tmp_path: Path
         ),
         pytest.param(
             {"make": ECHO["make"].replace("Echo", "Camera")},
-            "gym.function: an observation of 3072 numbers, as in a picture: set one",
+            "gym.function: an observation of 3072 numbers, as in a picture: set one .* or show a "
+            "picture to a vision-language model with data.images",
             id="a picture",
+        ),
+        pytest.param(
+            {"make": ECHO["make"].replace("Echo", "Camera"), "function": LENS},
+            "gym.function: observation.. gave a picture, .* set data.images: {}",
+            id="a function's picture",
         ),
         pytest.param(
             {"make": "gymnasium.spaces.Nothing"}, "gym.make: .* has no function Nothing", id="make"
@@ -175,6 +186,53 @@ def test_an_environment_that_cannot_be_played_is_refused(
             json.loads(package_environments.gym_fork_server(Gym(**settings), "python", {}).config)
         )
     assert re.search(words, str(ended.value))
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts"),
+    [
+        pytest.param({}, [], id="an observation"),
+        pytest.param({"function": LENS}, ["left:", "right:"], id="a user's function"),
+        pytest.param(
+            {"make": ECHO["make"].replace("Echo", "Easel"), "args": {"render_mode": "rgb_array"}},
+            [],
+            id="a drawing",
+        ),
+    ],
+)
+def test_pictures_are_shown_to_a_model_that_gets_images(
+    settings: dict[str, Any], texts: list[str]
+) -> None:
+    gym = Gym(**{"make": ECHO["make"].replace("Echo", "Camera")} | settings)
+    config = package_environments.gym_fork_server(gym, "python", {}, images=True).config
+    loaded = gym_play.load(json.loads(config))
+    observation, info = loaded.env.reset(seed=1)
+    parts = gym_play.observation_parts(loaded, observation, info)
+    (message,) = gym_play.opening({"prompt": "Go."}, parts, "it")
+    first, *images, last = message["content"]
+    assert [part["text"] for part in (first, last)] == [
+        "\n\n".join(["Go.", *texts[:1]]),
+        "Answer with it.",
+    ]
+    assert [part["text"] for part in images if part["type"] == "text"] == texts[1:]
+    sent = [part["image_url"]["url"] for part in images if part["type"] == "image_url"]
+    pictures = [part for part in parts if not isinstance(part, str)]
+    for url, picture in zip(sent, pictures, strict=True):
+        file = io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,")))
+        with Image.open(file) as image:
+            assert (image.format, image.mode) == ("PNG", "RGB")
+            assert np.array_equal(np.asarray(image), picture)
+
+
+def test_a_row_with_images_keeps_them_before_the_first_observation() -> None:
+    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    question = [{"type": "text", "text": "Here:"}, shown, {"type": "text", "text": "Cross."}]
+    row = {"prompt": "", "messages": [{"role": "user", "content": question}]}
+    (message,) = gym_play.opening(row, ["ice"], "it")
+    assert message["content"] == [
+        *question[:2],
+        {"type": "text", "text": "Cross.\n\nice\n\nAnswer with it."},
+    ]
 
 
 async def test_a_broken_environment_is_an_error_before_the_first_episode() -> None:
@@ -205,6 +263,6 @@ async def test_a_broken_environment_is_an_error_before_the_first_episode() -> No
     ],
 )  # fmt: skip
 def test_the_first_messages(row: dict[str, Any], contents: list[str]) -> None:
-    messages = gym_play.opening(row, "ice", "it")
+    messages = gym_play.opening(row, ["ice"], "it")
     assert [message["content"] for message in messages] == contents
     assert messages[-1]["role"] == "user"

@@ -2,7 +2,8 @@
 
     python gym_play.py play CONFIG     plays an episode for row.json, and writes result.json
 
-CONFIG is `rollout.environment.gym` as JSON. A fork server (fork_server.py) calls `load` and `play`
+CONFIG is `rollout.environment.gym` as JSON, with `images`: true if the job's model gets images. A
+fork server (fork_server.py) calls `load` and `play`
 to do the same without starting Python for each episode.
 
 This runs in an interpreter that has the environment and may not have sluice. It imports the modules
@@ -37,11 +38,12 @@ def _load_file(file: Path, name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from sluice_rollout.environments import gym_actions, gym_text
+    from sluice_rollout.environments import gym_actions, gym_images, gym_text
+    from sluice_rollout.environments.gym_images import Content
 else:
-    gym_actions, gym_text = (
+    gym_actions, gym_images, gym_text = (
         _load_file(Path(__file__).with_name(f"{name}.py"), name)
-        for name in ("gym_actions", "gym_text")
+        for name in ("gym_actions", "gym_images", "gym_text")
     )
 
 RESET = "reset"  # key of a row's metadata: options of the environment's reset, such as a seed
@@ -54,15 +56,16 @@ class HistoryFullError(Exception):
 
 
 class LoadedEnvironment(NamedTuple):
-    """An environment before its episode, and how its observations and actions are text."""
+    """An environment before its episode, and how a model sees its observations and acts."""
 
     env: Any
-    # (observation, info) -> text
-    show: Callable[[Any, dict[str, Any]], str]
+    # (observation, info) -> a text, a picture, or a list of both
+    show: Callable[[Any, dict[str, Any]], Any]
     # answer -> action; raises ValueError with a message for the model
     act: Callable[[str], Any]
     action_description: str  # for the model; may be empty
     max_turns: int | None  # None: until the environment ends
+    images: bool = False  # True if the model gets images
 
 
 # --- loading
@@ -75,7 +78,8 @@ def load(config: dict[str, Any]) -> LoadedEnvironment:
     """
     env = _environment(config)
     own = _user_object(config, env)
-    show = getattr(own, "observation", None) or partial(_default_text, env)
+    images = config.get("images", False)
+    show = getattr(own, "observation", None) or partial(_default_view, env, images)
     act, description = getattr(own, "action", None), ""
     names = config.get("actions")
     if act is None:
@@ -83,7 +87,7 @@ def load(config: dict[str, Any]) -> LoadedEnvironment:
         act, description = actions.parse, actions.description
     elif names is not None:
         raise SystemExit("gym.actions: the function has an action(): leave actions out")
-    loaded = LoadedEnvironment(env, show, act, description, config.get("maxTurns"))
+    loaded = LoadedEnvironment(env, show, act, description, config.get("maxTurns"), images)
     _check(loaded)
     return loaded
 
@@ -160,36 +164,65 @@ def _cause(error: BaseException) -> str:
 # --- observations
 
 
-def _default_text(env: Any, observation: Any, info: dict[str, Any]) -> str:
-    """Return the environment's drawing or its observation as text.
+def _default_view(env: Any, images: bool, observation: Any, info: dict[str, Any]) -> list[Any]:
+    """Return the environment's drawing or its observation.
 
     The info's `prefix` and `suffix` surround it (a convention of GEM).
     """
-    picture = env.render() if getattr(env, "render_mode", None) == "ansi" else None
-    text = gym_text.drawn(picture) if isinstance(picture, str) else gym_text.shown(observation)
-    around = [info.get(name) for name in ("prefix", "suffix")]
-    before, after = (text if isinstance(text, str) else "" for text in around)
-    return "\n".join(part.strip("\n") for part in (before, text, after) if part)
+    mode = getattr(env, "render_mode", None)
+    drawing = env.render() if mode == "ansi" or (images and mode == "rgb_array") else None
+    view: Any
+    if isinstance(drawing, str):
+        view = gym_text.drawn(drawing)
+    elif images and gym_images.is_picture(drawing):
+        view = drawing
+    elif images and gym_images.is_picture(observation):
+        view = observation
+    else:
+        view = gym_text.shown(observation)
+    before, after = (
+        text.strip("\n") if isinstance(text, str) else ""
+        for text in (info.get(name) for name in ("prefix", "suffix"))
+    )
+    if not isinstance(view, str):
+        return [before, view, after]
+    return ["\n".join(part for part in (before, view.strip("\n"), after) if part)]
 
 
-def observation_text(loaded: LoadedEnvironment, observation: Any, info: dict[str, Any]) -> str:
-    """Return an observation as text. Ends the program if that fails."""
+def observation_parts(
+    loaded: LoadedEnvironment, observation: Any, info: dict[str, Any]
+) -> list[Any]:
+    """Return an observation as texts and pictures. Ends the program if that fails."""
     try:
-        text = loaded.show(observation, info)
+        view = loaded.show(observation, info)
     except gym_text.NoTextError as error:
-        raise SystemExit(f"gym.function: {error}: set one that has observation()") from error
-    if not isinstance(text, str):
-        raise SystemExit(f"gym.function: expected a text of observation(), found {text!r}")
-    return text
+        raise SystemExit(
+            f"gym.function: {error}: set one that has observation(), or show a picture to a "
+            "vision-language model with data.images: {}"
+        ) from error
+    parts = view if isinstance(view, list) else [view]
+    for part in parts:
+        if gym_images.is_picture(part):
+            if not loaded.images:
+                raise SystemExit(
+                    "gym.function: observation() gave a picture, and the job's model gets no "
+                    "images: set data.images: {}"
+                )
+        elif not isinstance(part, str):
+            raise SystemExit(
+                "gym.function: expected a text of observation(), an array [height, width, 3] of "
+                f"uint8, or a list of these, found {part!r}"
+            )
+    return parts
 
 
 def _check(loaded: LoadedEnvironment) -> None:
-    """End the program if the environment cannot be reset or its observation cannot be text."""
+    """End the program if the environment cannot be reset or its observation cannot be shown."""
     try:
         observation, info = loaded.env.reset(seed=0)
     except Exception as error:  # an environment may raise anything
         raise SystemExit(f"gym: reset(seed=0) raised {_cause(error)}") from error
-    observation_text(loaded, observation, info)
+    observation_parts(loaded, observation, info)
 
 
 # --- an episode
@@ -220,11 +253,12 @@ def _play(
     """Play until the environment ends, or for maxTurns. Fills `rewards` and `metadata`."""
     env = loaded.env
     observation, info = env.reset(**reset_options(row))
-    messages = opening(row, observation_text(loaded, observation, info), loaded.action_description)
+    first = observation_parts(loaded, observation, info)
+    messages = opening(row, first, loaded.action_description)
     while not (metadata["terminated"] or metadata["truncated"]):
         answer = ask(messages)
         messages.append(answer)
-        reward = 0.0
+        reward, content = 0.0, gym_images.content_of([])
         try:
             action = loaded.act(answer.get("content") or "")
         except ValueError as error:
@@ -234,7 +268,8 @@ def _play(
             metadata["steps"] += 1
             observation, reward, terminated, truncated, info = env.step(action)
             metadata |= {"terminated": bool(terminated), "truncated": bool(truncated)}
-            content = "" if terminated or truncated else observation_text(loaded, observation, info)
+            if not (terminated or truncated):
+                content = gym_images.content_of(observation_parts(loaded, observation, info))
         rewards.append(float(reward))
         messages.append({"role": "user", "content": content})
         if len(rewards) == loaded.max_turns and not metadata["terminated"]:
@@ -249,15 +284,16 @@ def reset_options(row: dict[str, Any]) -> dict[str, Any]:
     return {"seed": row["group"] % _MOST_SEEDS, **(row["metadata"].get(RESET) or {})}
 
 
-def opening(row: dict[str, Any], observation: str, description: str) -> list[dict[str, Any]]:
+def opening(row: dict[str, Any], observation: list[Any], description: str) -> list[dict[str, Any]]:
     """Make the first messages: the row's, with observation and actions in the user's last one."""
     messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
     *before, last = messages
-    question = last["content"] if last.get("role") == "user" else None
-    if not isinstance(question, str):
+    question: Content | None = last["content"] if last.get("role") == "user" else None
+    if question is None:
         question, before, last = "", messages, {"role": "user"}
-    parts = [question, observation, description and f"Answer with {description}."]
-    return [*before, last | {"content": "\n\n".join(part for part in parts if part)}]
+    asked = question if isinstance(question, list) else [question]
+    parts = [*asked, *observation, description and f"Answer with {description}."]
+    return [*before, last | {"content": gym_images.content_of(parts)}]
 
 
 def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,9 +15,14 @@ _GYM_MODULE = Path(__file__).with_name("gym_play.py")
 _VERIFIERS_MODULE = Path(__file__).with_name("verifiers_play.py")
 
 
-def gym_fork_server(gym: Gym, python: str, variables: Mapping[str, str]) -> ForkServerSupervisor:
-    """Make the fork server of an environment with Gymnasium's interface."""
-    config = json.dumps(_gym_config(gym))
+def gym_fork_server(
+    gym: Gym, python: str, variables: Mapping[str, str], *, images: bool = False
+) -> ForkServerSupervisor:
+    """Make the fork server of an environment with Gymnasium's interface.
+
+    `images` is true if the job's model gets images.
+    """
+    config = json.dumps(_gym_config(gym) | {"images": images})
     return ForkServerSupervisor(f"gym {gym.id or gym.make}", python, _GYM_MODULE, config, variables)
 
 

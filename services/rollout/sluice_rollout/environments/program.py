@@ -183,7 +183,7 @@ def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     if containers := local_containers(environment.image):
         return _in_containers(containers, environment, spec)
     variables = inputs.inherited_variables(os.environ, environment.env)
-    fork_server = _fork_server(environment, variables)
+    fork_server = _fork_server(environment, spec, variables)
     words = environment.command or []
     if fork_server:
         name, command = fork_server.name, fork_server.single_episode_command
@@ -224,7 +224,7 @@ def _in_containers(
 
 
 def _fork_server(
-    environment: RolloutEnvironment, variables: Mapping[str, str]
+    environment: RolloutEnvironment, spec: RLJobSpec, variables: Mapping[str, str]
 ) -> ForkServerSupervisor | None:
     """Make the fork server of an environment that is a package. None for a command."""
     if verifiers := environment.verifiers:
@@ -232,7 +232,8 @@ def _fork_server(
         return package_environments.verifiers_fork_server(verifiers, python, variables)
     if gym := environment.gym:
         python = _python(gym.python, variables, "gym.python")
-        return package_environments.gym_fork_server(gym, python, variables)
+        images = spec.data.images is not None
+        return package_environments.gym_fork_server(gym, python, variables, images=images)
     return None
 
 
