@@ -9,6 +9,7 @@ Four servers run one after the other. `merged` serves the model alone, as with m
 responses, at first one job for all of them. `sglang` is SGLang without our plugin, which has read
 the same number of adapters from files. Weights are random, no prompt is known to a prefix cache,
 all responses have the same length. Needs two GPUs: the trainer's process has the second one.
+`--servers merged sglang` needs one.
 Without GPUs, on which SGLang alone serves no adapters, a tiny model is the rehearsal.
 """
 
@@ -76,7 +77,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="file of the result")
     options = parser.parse_args()
-    if GPUS:  # of this process, the trainer's: its threads and NCCL then know no other one
+    if GPUS > 1:  # of this process, the trainer's: its threads and NCCL then know no other one
         os.environ |= {"CUDA_VISIBLE_DEVICES": "1", **NVLINK}
     with tempfile.TemporaryDirectory() as directory:
         rates = asyncio.run(measure(options, Path(directory)))
@@ -285,6 +286,8 @@ async def sglang(options: argparse.Namespace, directory: Path) -> AsyncIterator[
     with torch.device("cuda" if GPUS else "cpu"):
         config = AutoConfig.from_pretrained(directory / "model")
         AutoModelForCausalLM.from_config(config).save_pretrained(directory / "model")
+    if GPUS:
+        torch.cuda.empty_cache()  # the engine may have the same GPU
     names = [f"adapter-{number}" for number in range(options.adapters)]
     adapter_config = {
         "peft_type": "LORA",

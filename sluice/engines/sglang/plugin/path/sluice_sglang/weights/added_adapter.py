@@ -61,7 +61,9 @@ class AddedAdapter:
             return
         self._model = runner.model
         self._parameters = dict(_linear_weights(runner.model, self.layers))
-        self._base = {name: weight.data.clone() for name, weight in self._parameters.items()}
+        # An engine that shares its GPU with a trainer gives it this memory too.
+        with runner.memory_saver_adapter.region("weights", enable_cpu_backup=True):
+            self._base = {name: weight.data.clone() for name, weight in self._parameters.items()}
         size = sum(tensor.nbytes for tensor in self._base.values())
         log.info("a copy of the weights that adapters change takes %.2f GB", size / 1e9)
 
