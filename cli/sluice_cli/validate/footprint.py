@@ -119,7 +119,8 @@ def _state_and_gradients(spec: RLJobSpec, count: int) -> tuple[int, int]:
         # Gradients are bf16.
         return count * (4 + sum(_BYTES[kind] for kind in moments)), 2 * count
     if trainer.lora.quantize_base:
-        return count * 9 // 16, 0  # 4 bits, and a float32 for 64 weights
+        # 4 bits, and a float32 for 64 weights. Every process holds all of them.
+        return count * 9 // 16 * trainer.world_size, 0
     precision = trainer.precision or ("bf16" if spec.on_gpu else "fp32")
     return _BYTES[precision] * count, 0
 

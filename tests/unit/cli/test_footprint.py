@@ -95,12 +95,24 @@ def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> N
                 "rollout": {"gpusPerReplica": 1},
                 "trainer": {
                     "steps": 1,
-                    "gpusPerNode": 1,
+                    "gpusPerNode": 4,
                     "backend": "fsdp",
                     "lora": {"quantizeBase": "nf4"},
                 },
             },
             MemoryNeeds(trainer_gpu=0, engine_gpu=2),
+        ),
+        (
+            {
+                "trainer": {
+                    "steps": 1,
+                    "gpusPerNode": 0,
+                    "processesPerNode": 16,
+                    "backend": "fsdp",
+                    "lora": {"quantizeBase": "nf4"},
+                },
+            },
+            MemoryNeeds(memory=9 + 4),
         ),
         (
             {
@@ -131,6 +143,7 @@ def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> N
         "a pool",
         "adapters on GPUs",
         "adapters of a quantized base",
+        "a quantized base in each process",
         "GPUs",
         "all in the host",
         "optimizer in the host",

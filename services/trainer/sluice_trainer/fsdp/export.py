@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -17,8 +17,8 @@ from sluice.engines.protocol import StackName
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.families import kept_parameters
-from sluice_trainer.fsdp.nf4 import dequantized
-from sluice_trainer.fsdp.sharding import gathered, named_tensors
+from sluice_trainer.fsdp.nf4 import dequantized, packed_weights
+from sluice_trainer.fsdp.sharding import named_tensors
 from sluice_trainer.model.huggingface_files import Config, read_config
 
 _LAYER = re.compile(r"(.*\.layers\.\d+\.)")
@@ -79,11 +79,12 @@ def own_config(model: Any, source: Path) -> Config:
 
 
 def exported_names(model: Any) -> set[str]:
-    """Return the names of the parameters that `hf_tensors` yields."""
+    """Return the names of the parameters that `hf_tensors` yields, packed ones included."""
     kept = kept_parameters(model)
+    named = {**dict(model.named_parameters()), **packed_weights(model)}
     shapes = {
         name: torch.empty(parameter.shape, device="meta")
-        for name, parameter in model.named_parameters()
+        for name, parameter in named.items()
         if name not in kept and lora.adapter_part(name) is None
     }
     return {
@@ -112,10 +113,10 @@ def _layers(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 def _gathered(tensor: Tensor, dtype: torch.dtype, *, adapter: bool) -> Tensor:
     """Return the full tensor.
 
-    Parameters are cast before they are gathered, packed ones after it; buffers keep their type.
+    Parameters are cast before they are gathered; buffers keep their type, unless they are packed.
     """
-    if isinstance(tensor, nn.Parameter) and tensor.dtype == torch.uint8:
-        return dequantized(gathered(tensor), dtype)
+    if tensor.dtype == torch.uint8:
+        return dequantized(tensor, dtype)
     if isinstance(tensor, DTensor):
         # An adapter is rounded once, with the weight that it is added to.
         share = tensor.detach().to(DEVICE, torch.float32 if adapter else dtype)

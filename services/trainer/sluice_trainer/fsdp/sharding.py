@@ -56,8 +56,7 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
     if not learns:
         model.requires_grad_(False)
     for name, parameter in model.named_parameters():
-        frozen = not parameter.requires_grad and adapter_part(name) is None
-        if frozen and parameter.is_floating_point():  # others are packed
+        if not parameter.requires_grad and adapter_part(name) is None:
             parameter.data = parameter.data.to(recipe.compute)
     net = Net(model)
     host = trainer.cpu_offload == "all"
@@ -195,7 +194,7 @@ def _load_from_first_rank(model: Any, source: Any, ranks: Ranks) -> None:
     Source is None on the others.
     """
     values = {} if source is None else dict(_all_tensors(source))
-    for name, tensor in (*named_tensors(model).items(), *model.named_buffers()):
+    for name, tensor in {**named_tensors(model), **dict(model.named_buffers())}.items():
         set_share(tensor, _from_first(values.get(name), tensor, ranks))
     # `export` needs it to restore the names in the checkpoint.
     model._weight_conversions = ranks.broadcast(getattr(source, "_weight_conversions", None))
