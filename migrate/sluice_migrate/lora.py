@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sluice_migrate.draft import Draft
@@ -19,6 +20,7 @@ _KEYS = (
     "lora_alpha",
     "lora_dropout",
     "target_modules",
+    "target_parameters",
     "exclude_modules",
     "lora_adapter_path",
 )
@@ -69,12 +71,23 @@ def lora(draft: Draft, taken: LoraSettings, *, backend: str | None = None) -> No
     targets = taken.get("target_modules")
     if targets and targets.value not in (None, "all-linear"):
         set_field(draft, "trainer.lora.targetModules", targets, _names)
+    parameters = taken.get("target_parameters")
+    if parameters and parameters.value is not None:
+        set_field(draft, "trainer.lora.targetModules", parameters, partial(_with_experts, draft))
     excluded = taken.get("exclude_modules")
     if excluded and excluded.value is not None:
         set_field(draft, "trainer.lora.excludeModules", excluded, _names)
     path = taken.get("lora_adapter_path")
     if path and path.value is not None:
         set_field(draft, "trainer.lora.from", path, as_path)
+
+
+def _with_experts(draft: Draft, value: Any) -> list[str]:
+    """Return the targets with experts, which verl names by their tensors."""
+    tensors = value if isinstance(value, list) else str(value).split(",")
+    if any(str(name).split(".")[-2:-1] != ["experts"] for name in tensors):
+        raise ValueError("trainer.lora adapts no other tensors than experts")
+    return [*(draft.get("trainer.lora.targetModules") or ["all-linear"]), "experts"]
 
 
 def _names(value: Any) -> list[str]:

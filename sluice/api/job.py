@@ -238,6 +238,16 @@ class RLJobSpec(Model):
             "weightSync.lora",
         ),
         requires(
+            _ADAPTER_SYNC,
+            written(
+                "!has(self.trainer.lora) || !('experts' in self.trainer.lora.targetModules)",
+                lambda s: not (s.trainer.lora and s.trainer.lora.experts),
+            ),
+            "engines take no adapters of experts: set weightSync.lora: merged, or leave experts "
+            "out of trainer.lora.targetModules",
+            "weightSync.lora",
+        ),
+        requires(
             field("trainer.lora.quantizeBase").is_set,
             ~_ADAPTER_SYNC,
             "an engine would add the adapter to the weights on disk, and it is trained for "

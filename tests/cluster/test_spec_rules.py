@@ -321,6 +321,30 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "pissa decomposes the weights before they are quantized",
     ),
     (
+        {"trainer": {"steps": 4, "lora": {"targetModules": ["experts"]}}},
+        "only backend: fsdp trains adapters of experts",
+    ),
+    *(
+        (
+            {
+                "trainer": {
+                    "steps": 4,
+                    "backend": "fsdp",
+                    "lora": {"targetModules": ["experts"], **settings},
+                }
+            },
+            "adapters of experts have neither dropout nor",
+        )
+        for settings in ({"dropout": 0.1}, {"initialise": "pissa"})
+    ),
+    (
+        {
+            "trainer": {"steps": 4, "backend": "fsdp", "lora": {"targetModules": ["experts"]}},
+            "weightSync": {"lora": "adapter"},
+        },
+        "engines take no adapters of experts",
+    ),
+    (
         {"trainer": {"steps": 4, "lora": {"quantizeBase": "nf4"}}},
         "only backend: fsdp trains adapters of a quantized base",
     ),

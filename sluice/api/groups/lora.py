@@ -9,9 +9,10 @@ from pydantic import Field
 
 from sluice.api.schema.base import Model, PositiveInt
 from sluice.api.schema.paths import AdapterPath
-from sluice.api.schema.rules import field, requires
+from sluice.api.schema.rules import field, requires, written
 
 ALL_LINEAR = "all-linear"
+EXPERTS = "experts"
 ModuleName = Annotated[
     str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$", max_length=256)
 ]
@@ -55,7 +56,8 @@ class Lora(Model):
         [ALL_LINEAR],
         description="Names of the linear layers that get an adapter, such as q_proj, as PEFT "
         "matches them. all-linear: every linear layer of the decoder, without routers, the output "
-        "layer and, in a mixture, layers that have the name of a part of an expert.",
+        "layer and, in a mixture, layers that have the name of a part of an expert. experts: each "
+        "expert of a mixture, with an adapter of its own.",
     )
     exclude_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(
         default_factory=list, description="Names of linear layers that get none."
@@ -74,6 +76,13 @@ class Lora(Model):
 
     rules = (
         requires(
+            written("'experts' in self.targetModules", lambda lora: lora.experts),
+            (field("dropout") == 0) & (field("initialise") == "default"),
+            "adapters of experts have neither dropout nor first weights of pissa: leave dropout "
+            "and initialise out, or experts out of targetModules",
+            "targetModules",
+        ),
+        requires(
             field("from").is_set,
             field("initialise") == "default",
             "the first weights are those of the adapter in from: leave initialise out",
@@ -87,6 +96,11 @@ class Lora(Model):
             "initialise",
         ),
     )
+
+    @property
+    def experts(self) -> bool:
+        """True if the experts of a mixture get adapters."""
+        return EXPERTS in self.target_modules
 
     @property
     def pissa(self) -> bool:

@@ -17,7 +17,7 @@ from sluice.api.schema.base import (
     PositiveInt,
 )
 from sluice.api.schema.kubernetes_fields import PodTemplate
-from sluice.api.schema.rules import Rule, any_set, exactly_one, field, only_with, requires
+from sluice.api.schema.rules import Rule, any_set, exactly_one, field, only_with, requires, written
 
 # Default tokens of a micro-batch on a GPU: at first, and at most. Larger ones do not speed up
 # kernels.
@@ -266,6 +266,16 @@ class Trainer(Model):
             _MEGATRON,
             "backend: fsdp has all in host memory or nothing: cpuOffload all or none",
             "cpuOffload",
+        ),
+        requires(
+            written(
+                "has(self.lora) && 'experts' in self.lora.targetModules",
+                lambda trainer: bool(trainer.lora and trainer.lora.experts),
+            ),
+            _FSDP,
+            "only backend: fsdp trains adapters of experts: with backend: megatron leave experts "
+            "out of targetModules",
+            "lora.targetModules",
         ),
         requires(
             field("lora.quantizeBase").is_set,

@@ -53,11 +53,21 @@ FSDP_JOBS: dict[str, dict[str, Any]] = {
         "trainer": {**TRAINER, "lora": {**LORA, "quantizeBase": "nf4"}},
     },
 }
+# Jobs with experts, for a mixture.
+EXPERT_JOBS: dict[str, dict[str, Any]] = {
+    "experts and attention": {
+        "algorithm": KL,
+        "trainer": {
+            **TRAINER,
+            "lora": {**LORA, "targetModules": ["q_proj", "v_proj", "experts"]},
+        },
+    },
+}
 
 
 def options(name: str, model: Path, *, backend: str = "fsdp", **changes: Any) -> dict[str, Any]:
     """Return the arguments of `estimate_steps.train` for one of the jobs."""
-    job = {**JOBS, **FSDP_JOBS}[name]
+    job = {**JOBS, **FSDP_JOBS, **EXPERT_JOBS}[name]
     trainer = {**TRAINER, **job.get("trainer", {}), "backend": backend}
     return {
         "model": str(model),

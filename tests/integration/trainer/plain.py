@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice.engines.protocol import StackName
@@ -115,12 +116,14 @@ def adapted(model: Any, spec: RLJobSpec) -> Any:
         return model
     import peft
 
+    targets = [name for name in lora.target_modules if name != "experts"]
     initial: Any = lora.initialise if lora.pissa else True
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         use_rslora=lora.rank_stabilized,
-        target_modules="all-linear" if "all-linear" in lora.target_modules else lora.target_modules,
+        target_modules="all-linear" if "all-linear" in targets else targets,
+        target_parameters=["experts.gate_up_proj", "experts.down_proj"] if lora.experts else None,
         exclude_modules=lora.exclude_modules or None,
         task_type="CAUSAL_LM",
         init_lora_weights=initial,
@@ -237,4 +240,5 @@ class Plain(LearningPolicy):
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         model = self._model.merge_and_unload() if self.spec.trainer.lora else self._model
-        yield from ((name, p.detach()) for name, p in model.named_parameters())
+        tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        yield from revert_weight_conversion(model, tensors).items()

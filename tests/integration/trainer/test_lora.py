@@ -17,6 +17,7 @@ from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.lora.files import AdapterError
 from sluice_trainer.lora.merging import merge_adapter
+from sluice_trainer.model.huggingface_files import ConversionError
 from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import estimate_steps, plain, tiny
 from tests.integration.trainer.lora_jobs import FSDP_JOBS, JOBS, KL, LORA, TRAINER, make, options
@@ -211,6 +212,44 @@ def test_a_quantized_base_of_experts_is_refused(models: dict[str, Path]) -> None
     lora = {**LORA, "quantizeBase": "nf4"}
     with pytest.raises(UnsupportedModelError, match="'qwen3_moe' are experts"):
         make(models["qwen3-moe"], "fsdp", trainer={**TRAINER, "lora": lora})
+
+
+def test_adapters_of_experts_equal_those_of_peft(models: dict[str, Path], tmp_path: Path) -> None:
+    """Five steps on two ranks; then one rank continues from a checkpoint of the third."""
+    name, model, saved = "experts and attention", models["qwen3-moe"], tmp_path / "saved"
+    dump = str(tmp_path / "plain")
+    expected = estimate_steps.train(**options(name, model, dump=dump), backend=plain.Plain)
+    changes = {"dump": str(tmp_path / "ours"), "checkpoints": str(saved), "save_at": 3}
+    job = {**options(name, model), **changes}
+    result = on_two("estimate_steps.py", [job])[0]
+    before, after = (safetensors.torch.load_file(f) for f in (model / "model.safetensors", dump))
+    changed = {key for key in after if not torch.equal(after[key], before[key])}
+    assert sum(".experts." in key for key in changed) == 2 * 4 * 3, "layers, experts, matrices"
+    assert apart(safetensors.torch.load_file(tmp_path / "ours"), after) < 1e-6
+    for ours, theirs in zip(result["history"], expected["history"], strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-5, abs=5e-6)
+    alone = estimate_steps.train(**options(name, model, checkpoints=str(saved)))
+    assert alone["resumed"] == 3
+    close(alone["history"], result["history"][3:])
+
+
+def test_peft_loads_adapters_of_experts(models: dict[str, Path], tmp_path: Path) -> None:
+    model, lora = models["qwen3-moe"], {**LORA, "targetModules": ["experts"]}
+    policy = make(model, "fsdp", trainer={**TRAINER, "lora": lora, "recompute": "full"})
+    train(policy)
+    policy.export_adapter(tmp_path / "adapter")
+    loaded = peft.PeftModel.from_pretrained(tiny.hf_model(model), str(tmp_path / "adapter"))
+    shard = tiny.batch(4, seed=7)
+    for sequence, ours in zip(shard, policy.log_probs(shard), strict=True):
+        assert torch.allclose(tiny.hf_log_probs(loaded, sequence)[0], ours, atol=2e-5)
+    with pytest.raises(ConversionError, match="adapts experts"):
+        merge_adapter(tmp_path / "adapter", model, tmp_path / "merged")
+
+
+def test_experts_of_a_dense_model_are_refused(qwen3: Path) -> None:
+    lora = {**LORA, "targetModules": ["experts"]}
+    with pytest.raises(UnsupportedModelError, match="experts is no linear layer"):
+        make(qwen3, "fsdp", trainer={**TRAINER, "lora": lora})
 
 
 def test_a_rank_may_be_without_sequences(qwen3: Path, backend: str) -> None:

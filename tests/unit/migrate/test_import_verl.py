@@ -500,6 +500,23 @@ def test_adapters_of_fsdp_are_translated(targets: str, expected: dict[str, Any])
     assert spec_of(done)["trainer"]["lora"] == adapter | expected
 
 
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        pytest.param("all-linear", ["all-linear", "experts"], id="all-linear"),
+        pytest.param("[q_proj]", ["q_proj", "experts"], id="names"),
+    ],
+)
+def test_adapters_of_experts_are_translated(targets: str, expected: list[str]) -> None:
+    done = verl(
+        f"actor_rollout_ref.actor.strategy=fsdp2 {LORA} "
+        f"actor_rollout_ref.model.target_modules={targets} "
+        "actor_rollout_ref.model.target_parameters="
+        "[mlp.experts.gate_up_proj,mlp.experts.down_proj]"
+    )
+    assert spec_of(done)["trainer"]["lora"]["targetModules"] == expected
+
+
 def test_a_pattern_of_layers_is_not_translated() -> None:
     done = verl(
         f"actor_rollout_ref.actor.strategy=fsdp {LORA} "

@@ -52,7 +52,7 @@ def hf_tensors(
         Also yield the parts of a multimodal model that no job trains.
 
     """
-    factor = lora.adapter_scaling(model)
+    factor, experts = lora.adapter_scaling(model), lora.expert_tensors(model)
     kept = set() if whole else kept_parameters(model)
     trained = {name: t for name, t in named_tensors(model).items() if name not in kept}
     for layer in _layers(trained):
@@ -61,7 +61,7 @@ def hf_tensors(
             for name, tensor in layer.items()
         }
         if factor is not None:
-            full = lora.merge(full, factor)
+            full = lora.merge(full, factor, experts)
         tensors = revert_weight_conversion(model, full)
         yield from _stacked(tensors, stack_name) if stack_name else tensors.items()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from sluice.api.groups.lora import Lora, scaling
+from sluice.api.groups.lora import EXPERTS, Lora, scaling
 from sluice_trainer.fsdp.families import decoder_layers, kept_modules
 from sluice_trainer.lora.files import (
     added,
@@ -25,6 +25,7 @@ from sluice_trainer.lora.initial import initial_a
 from sluice_trainer.lora.pissa import joined_config, principal_part
 from sluice_trainer.lora.targets import target_modules
 from sluice_trainer.model.huggingface_files import VALUE_HEAD
+from sluice_trainer.model.unsupported import UnsupportedModelError
 
 # peft is imported by the functions that need it: most jobs train no adapter.
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def inject(model: Any, settings: Lora) -> None:
         model.config.model_type,
         mixture=bool(expert_counts(model)),
     )
-    config = peft_config(settings, targets)
+    config = peft_config(settings, targets, _expert_tensors(model) if settings.experts else ())
     if kept := kept_modules(model):
         # Their layers may have the names of the decoder's.
         config.exclude_modules = rf"({'|'.join(map(re.escape, kept))})\..*"
@@ -121,6 +122,30 @@ def _linear_layers(model: Any) -> set[str]:
         for name, module in block.named_modules()
         if isinstance(module, nn.Linear) and module.out_features not in experts
     }
+
+
+def _expert_tensors(model: Any) -> set[str]:
+    """Return the names of tensors that hold all experts of a layer, such as experts.down_proj.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The experts of this family are in other tensors.
+
+    """
+    names = {
+        ".".join(name.split(".")[-2:])
+        for block in decoder_layers(model)
+        for name, parameter in block.named_parameters()
+        if parameter.dim() == 3 and name.split(".")[-2:-1] == [EXPERTS]
+    }
+    if not names:
+        raise UnsupportedModelError(
+            "trainer.lora.targetModules: the experts of model_type "
+            f"{model.config.model_type!r} are not in tensors of all experts of a layer: leave "
+            "experts out"
+        )
+    return names
 
 
 def expert_counts(model: Any) -> frozenset[int]:
@@ -208,11 +233,42 @@ def adapter_part(name: str) -> tuple[str, str] | None:
     return (match["module"], match["side"]) if match else None
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertTensor:
+    """A tensor of all experts of a layer that has adapters.
+
+    name: its name in the model without adapters. transposed: it is [experts, in, out] instead of
+    [experts, out, in].
+    """
+
+    name: str
+    transposed: bool
+
+
+def expert_tensors(model: Any) -> dict[str, ExpertTensor]:
+    """Return the tensors of experts that have adapters, by the modules of their A and B."""
+    if adapter_scaling(model) is None:
+        return {}
+    from peft.tuners.lora import ParamWrapper
+
+    return {
+        name: ExpertTensor(
+            f"{base_name(name + '.')}{module.parameter_name}",
+            transposed=not module._did_swap_in_out_features,
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, ParamWrapper)
+    }
+
+
 @torch.no_grad()
-def merge(tensors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
+def merge(
+    tensors: dict[str, Tensor], factor: float, experts: Mapping[str, ExpertTensor]
+) -> dict[str, Tensor]:
     """Return whole tensors as the base model has them, with adapters added in.
 
-    W + factor B A is summed in float32 and rounded to the precision of W.
+    W + factor B A is summed in float32 and rounded to the precision of W. experts: as
+    `expert_tensors` returns them.
     """
     sides: dict[str, dict[str, list[Tensor]]] = {}
     weights = {}
@@ -222,7 +278,25 @@ def merge(tensors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
         else:
             weights[base_name(name)] = tensor
     for module, side in sides.items():
-        weight = weights[f"{module}.weight"]
         a, b = torch.cat(side["A"]), torch.cat(side["B"], 1)
-        weights[f"{module}.weight"] = added(weight, a, b, factor)
+        if expert := experts.get(module):
+            weights[expert.name] = _added_to_experts(weights[expert.name], a, b, factor, expert)
+        else:
+            weight = weights[f"{module}.weight"]
+            weights[f"{module}.weight"] = added(weight, a, b, factor)
     return weights
+
+
+def _added_to_experts(
+    weight: Tensor, a: Tensor, b: Tensor, factor: float, tensor: ExpertTensor
+) -> Tensor:
+    """Return W + factor B A of each expert.
+
+    a: [experts x rank, in], expert by expert. b: [out, rank x experts], rank by rank: PEFT's order.
+    """
+    count = len(weight)
+    a = a.view(count, -1, a.shape[1])
+    b = b.view(len(b), -1, count).permute(2, 0, 1)
+    if tensor.transposed:
+        a, b = b.transpose(1, 2), a.transpose(1, 2)
+    return added(weight, a, b, factor)

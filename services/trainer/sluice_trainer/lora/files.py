@@ -38,7 +38,9 @@ class AdapterError(ConfigurationError):
     """Files of an adapter that do not fit the job. The message is for people."""
 
 
-def peft_config(settings: Lora, targets: Collection[str]) -> LoraConfig:
+def peft_config(
+    settings: Lora, targets: Collection[str], parameters: Collection[str] = ()
+) -> LoraConfig:
     """Return PEFT's configuration of the adapter.
 
     Parameters
@@ -47,6 +49,8 @@ def peft_config(settings: Lora, targets: Collection[str]) -> LoraConfig:
         `trainer.lora`.
     targets
         Names of the adapted layers. Engines know these only, no patterns.
+    parameters
+        Names of adapted tensors of all experts of a layer.
 
     """
     from peft import LoraConfig  # it takes a second, and most jobs train no adapter
@@ -56,7 +60,8 @@ def peft_config(settings: Lora, targets: Collection[str]) -> LoraConfig:
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         use_rslora=settings.rank_stabilized,
-        target_modules=sorted(targets),
+        target_modules=sorted(targets) or None,
+        target_parameters=sorted(parameters) or None,
         bias="none",
         task_type="CAUSAL_LM",
     )
@@ -110,7 +115,7 @@ def read_adapter(directory: Path) -> dict[str, Tensor]:
 def added(weight: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
     """Return W + factor B A, summed in float32 and rounded to the precision of W.
 
-    weight: [out, in]; a: [rank, in]; b: [out, rank].
+    weight: [out, in]; a: [rank, in]; b: [out, rank]; each may have further dimensions before.
     """
     return (weight.float() + factor * b.float() @ a.float()).to(weight.dtype)
 

@@ -68,6 +68,11 @@ def _place(name: str) -> str:
 def _merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
     tensors = {_place(name): tensor for name, tensor in read_adapter(adapter).items()}
     config = read_config(adapter)
+    if config.get("target_parameters"):
+        raise ConversionError(
+            f"{adapter} adapts experts, which are single tensors in {base}: merge it with PEFT, or "
+            "export merged weights (trainer.lora.export)"
+        )
     factor = scaling(
         config["r"], config["lora_alpha"], rank_stabilized=bool(config.get("use_rslora"))
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from sluice.api.groups.lora import ALL_LINEAR, Lora
+from sluice.api.groups.lora import ALL_LINEAR, EXPERTS, Lora
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 # PEFT takes these names for those of a mixture's experts, which transformers keeps in one tensor.
@@ -17,7 +17,8 @@ def target_modules(
 ) -> set[str]:
     """Return the names of the layers that get an adapter, without their places in the model.
 
-    Engines know layers by these names; they understand neither PEFT's words nor its patterns.
+    Experts are no layers: see `Lora.experts`. Engines know layers by these names; they understand
+    neither PEFT's words nor its patterns.
 
     Parameters
     ----------
@@ -37,13 +38,14 @@ def target_modules(
 
     """
     excluded, linear = set(settings.exclude_modules), linear - (_EXPERTS if mixture else set())
-    if unknown := sorted({*settings.target_modules, *excluded} - linear - {ALL_LINEAR}):
+    named = set(settings.target_modules) - ({EXPERTS} if mixture else set())
+    if unknown := sorted((named | excluded) - linear - {ALL_LINEAR}):
         raise UnsupportedModelError(
             f"trainer.lora: {', '.join(unknown)} is no linear layer of model_type "
             f"{model_type!r} that could get an adapter; it has {', '.join(sorted(linear))}"
         )
-    targets = set(linear) if ALL_LINEAR in settings.target_modules else set(settings.target_modules)
-    if not targets - excluded:
+    targets = set(linear) if ALL_LINEAR in named else named
+    if not (targets - excluded or settings.experts):
         raise UnsupportedModelError(
             "trainer.lora.excludeModules leaves no layer that could get an adapter"
         )
