@@ -14,6 +14,9 @@ from sluice.samples.sample import Sample
 # is the same in all branches that share one. A rewarded turn has its `reward`.
 TURNS, BRANCH_TURNS = "turns", "branch_turns"
 MODEL, ENVIRONMENT = "model", "environment"
+# Keys of a turn's record: the number of images that it shows, or that came between the turn before
+# and this one, and the tokens that they add.
+IMAGES, IMAGE_TOKENS = "images", "image_tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,19 +21,25 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sluice import input_checks
 from sluice.engines.protocol import EngineError, PromptRefusedError
 from sluice.images.image import Image
+from sluice.images.reading import ImageError, raw_image
 from sluice.rewards.types import RewardValue, read_value
 from sluice.samples.sample import Prompt, Sample, WeightSpan
-from sluice.samples.turns import ENVIRONMENT, MODEL, TURNS
+from sluice.samples.turns import ENVIRONMENT, IMAGE_TOKENS, IMAGES, MODEL, TURNS
+from sluice.wire import rpc
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.generate import Generator, images_of_group
+from sluice_rollout.generate import REQUESTS, Generator, images_of_group
 from sluice_rollout.user_functions.time_limit import TimeLimit
+
+if TYPE_CHECKING:
+    from sluice_rollout.gateway.images import ImageGate
 
 # Fields of a sample that `adopt` copies.
 _ADOPTED_FIELDS = (
@@ -120,6 +126,10 @@ class Episode:
     # Turns and response tokens that this play has reached. An earlier play may have left more.
     _next: int = 0
     _at: int = 0
+    # Reads and stores images of observations; None if the job's model gets none.
+    image_gate: ImageGate | None = None
+    # Images of this play's observations, by digest, which the engine needs.
+    _held: dict[str, Image] = field(default_factory=dict)
     _gateway: Gateway | None = None
     _left: bool = False
 
@@ -142,8 +152,10 @@ class Episode:
 
     @property
     def room(self) -> int:
-        """Tokens that the response may still have."""
-        return int(self.sampling["max_new_tokens"]) - self._at
+        """Tokens that the response may still have. Those of its images count."""
+        played = self.sample.metadata.get(TURNS, [])[: self._next]
+        images: int = sum(record.get(IMAGE_TOKENS, 0) for record in played)
+        return int(self.sampling["max_new_tokens"]) - self._at - images
 
     @property
     def gateway(self) -> Gateway:
@@ -278,29 +290,97 @@ class Episode:
             if isinstance(what, str)
             else list(what)
         )
+        self._observe(tokens, [], 0)
+
+    async def read_image(self, source: bytes | str | dict[str, Any]) -> Image:
+        """Return an image that the model shall see, checked and scaled like one of a row.
+
+        Parameters
+        ----------
+        source
+            The bytes of a file, a data URL, base64 text, or a part of a message with one of these.
+
+        Raises
+        ------
+        ImageError
+            If it cannot be read, or the job's model gets no images. Addresses and paths are
+            refused.
+
+        """
+        if self.image_gate is None:
+            raise ImageError("the job's model gets no images: set data.images: {} in its manifest")
+        raw = raw_image(source, "image")
+        if isinstance(raw.source, Path):
+            raise ImageError("image: expected bytes or a data URL; no path is read")
+        return await self.image_gate.read(raw)
+
+    async def observe_images(self, tokens: list[int], images: Sequence[Image]) -> None:
+        """Append what the environment shows: tokens with a placeholder for each image.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of the chat template, such as `between_turns` returns them.
+        images
+            Images as `read_image` returned them, in the order of their placeholders.
+
+        Raises
+        ------
+        TruncatedError
+            If tokens and images do not fit.
+        ValueError
+            If the job's model gets no images, refuses the size of one, or the tokens have another
+            number of placeholders.
+        PlayFailedError
+            If the buffer cannot store an image.
+
+        """
+        placeholder = self.generator.placeholder
+        count = 0 if placeholder is None else tokens.count(placeholder)
+        if self.image_gate is None or count != len(images):
+            raise ValueError(f"observe_images: {count} placeholders for {len(images)} images")
+        added = self.image_gate.tokens_added(images)
+        try:
+            with self.time_limit.at_engine():
+                await self.image_gate.store(self.prompt.lease_id, images)
+        except (rpc.RefusedError, rpc.DeadlineError) as error:
+            failure = PlayFailedError("images", f"cannot store an image that it shows: {error}")
+            self._stop(failure)
+            raise failure from error
+        self._held |= {image.digest: image for image in images}
+        self._observe(tokens, [image.digest for image in images], added)
+
+    def _observe(self, tokens: list[int], images: list[str], image_tokens: int) -> None:
         if not tokens:
             return
-        if len(tokens) > self.room:
-            self.sample.cut(self._at)
-            del self._turns[self._next :]
-            self._end(
-                TruncatedError(f"an observation of {len(tokens)} tokens, room for {self.room}")
-            )
+        length = len(tokens) + image_tokens
+        if length > self.room:
+            self._cut()
+            self._end(TruncatedError(f"an observation of {length} tokens, room for {self.room}"))
         record = self._recorded(ENVIRONMENT)
-        start = self.sample.prompt_length + self._at
-        if (
-            record["finish"]
-            and self.sample.tokens[start : start + record["length"]].tolist() != tokens
-        ):
+        if record["finish"] and self._seen(record) != (tokens, images):
             self._next -= 1
-            self._diverge()
+            self._cut()
             record = self._recorded(ENVIRONMENT)
         if not record["finish"]:
             spans = self.sample.weight_versions
             version = spans[-1].version if spans else self.version()
             self.sample.append(tokens, [], [WeightSpan(version, 0, len(tokens))], trainable=False)
+            self.sample.images = [*self.sample.images, *images]
+            self.sample.image_tokens += image_tokens
             record |= {"length": len(tokens), "finish": "stop"}
+            if images:
+                record |= {IMAGES: len(images), IMAGE_TOKENS: image_tokens}
         self._at += len(tokens)
+
+    def _seen(self, record: dict[str, Any]) -> tuple[list[int], list[str]]:
+        """Return the tokens and the images of an observation, the last one that was reached."""
+        start = self.sample.prompt_length + self._at
+        first = len(self.prompt.images) + _count_images(self._turns[: self._next - 1])
+        return (
+            self.sample.tokens[start : start + record["length"]].tolist(),
+            self.sample.images[first : first + record.get(IMAGES, 0)],
+        )
 
     async def ask(self, text: str | list[int], *, max_tokens: int = 256, **sampling: Any) -> Turn:
         """Generate text that is not part of the sample: a judge, a summary, another player.
@@ -348,7 +428,7 @@ class Episode:
         sample = sample or self.sample
         before = sample.response_length - record["length"]
         try:
-            with self.time_limit.at_engine():
+            with self.time_limit.at_engine(), REQUESTS.get().holding(self._held):
                 answer = await self.generator.turn(sample, sampling, room)
         except (PromptRefusedError, EngineError) as error:
             self._stop(error)
@@ -384,6 +464,7 @@ class Episode:
         for name in _ADOPTED_FIELDS:
             setattr(self.sample, name, getattr(taken, name))
         self._next, self._at, self.ended = other._next, other._at, other.ended
+        self._held |= other._held
 
     def _so_far(self) -> Sample:
         """Return a copy of the sample as far as it has been played.
@@ -398,7 +479,7 @@ class Episode:
             weight_versions=list(self.sample.weight_versions),
             metadata=copy.deepcopy(self.sample.metadata | {TURNS: self._turns[: self._next]}),
         )
-        copy_.cut(self._at)
+        _cut(copy_, self._at, self.sample.metadata.get(TURNS, [])[self._next :])
         return copy_
 
     @property
@@ -412,7 +493,7 @@ class Episode:
         if self.ended:
             raise self.ended
         if self._next < len(self._turns) and self._turns[self._next]["by"] != by:
-            self._diverge()
+            self._cut()
         if self._next == len(self._turns):
             self._turns.append({"by": by, "length": 0, "finish": ""})
         self._next += 1
@@ -425,9 +506,9 @@ class Episode:
                 "adopt are not available"
             )
 
-    def _diverge(self) -> None:
+    def _cut(self) -> None:
         """Drop the turns of an earlier play from here on, because this play differs from it."""
-        self.sample.cut(self._at)
+        _cut(self.sample, self._at, self._turns[self._next :])
         del self._turns[self._next :]
 
     def _end(self, error: EpisodeEndError) -> NoReturn:
@@ -442,6 +523,17 @@ class Episode:
         self.ended = error
         if self._trunk and not isinstance(error, TruncatedError):
             self._trunk.ended = error
+
+
+def _count_images(records: Iterable[dict[str, Any]]) -> int:
+    return sum(record.get(IMAGES, 0) for record in records)
+
+
+def _cut(sample: Sample, response_length: int, dropped: list[dict[str, Any]]) -> None:
+    """Cut a sample where its `dropped` turns begin, with their images."""
+    sample.cut(response_length)
+    sample.images = sample.images[: len(sample.images) - _count_images(dropped)]
+    sample.image_tokens -= sum(record.get(IMAGE_TOKENS, 0) for record in dropped)
 
 
 # A generate function.

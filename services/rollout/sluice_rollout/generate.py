@@ -178,7 +178,7 @@ class Generator:
 
         The response cannot be continued then: the engine would look for that image.
         """
-        response = sample.tokens[sample.prompt_length :]
+        response = sample.tokens[sample.prompt_length :][sample.loss_mask == 1]
         return bool(self.media_tokens) and not self.media_tokens.isdisjoint(response.tolist())
 
     def _whole_turn(

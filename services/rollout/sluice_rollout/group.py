@@ -28,6 +28,7 @@ from sluice.wire.image_client import ImageClient
 from sluice.wire.membership import Membership
 from sluice_rollout.episode import Episode, Play
 from sluice_rollout.gateway.endpoint import Gateway
+from sluice_rollout.gateway.images import ImageGate
 from sluice_rollout.generate import REQUESTS, Generator, images_of_group, sampling_params
 from sluice_rollout.load import GROUP_LOAD
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError, evaluation_dataset
@@ -297,6 +298,7 @@ def group_maker(
     image_client: ImageClient | None = None,
 ) -> GroupMaker:
     """Build the maker of a job's groups. `open_gateway` opens the gateway to an episode."""
+    image_gate = ImageGate.for_job(spec, encoder, image_client)
 
     def runner(named: tuple[str, Play] | None) -> EpisodeRunner | None:
         if named is None:
@@ -305,7 +307,7 @@ def group_maker(
         key = spec.reward.key if spec.reward else None
         return EpisodeRunner(
             play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key,
-            open_gateway, tuple(seat.name for seat in spec.rollout.seats),
+            open_gateway, tuple(seat.name for seat in spec.rollout.seats), image_gate,
         )  # fmt: skip
 
     return GroupMaker(

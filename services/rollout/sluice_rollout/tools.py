@@ -11,6 +11,9 @@ The model calls tools as Hermes and Qwen do, <tool_call>{"name": "add", "argumen
 2}}</tool_call>, or in plain JSON (`parse=json_calls`). The result of a tool is encoded by the
 model's chat template, as text that is not trained on. The model's turns keep the tokens that it
 made.
+
+A tool may return an image, or a list of texts and images: the bytes of a file, a data URL, or a
+part of a message with a data URL. A model without images (`data.images`) reads `(image)` instead.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sluice.data.chat import between_turns
+from sluice.images.image import Image, image_part
+from sluice.images.reading import ImageError
 from sluice.input_checks import without_surrogates
 from sluice.runtime.gather import gather
 from sluice.telemetry import tracing
@@ -28,6 +33,7 @@ from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
 from sluice_rollout.tool_calls import ANSWER, CALLS, ToolCall, hermes_calls, json_calls
 from sluice_rollout.toolbox.base import Tool, ToolUnavailableError, is_tool
+from sluice_rollout.toolbox.results import IMAGE_TEXT, is_image, parts_of
 from sluice_rollout.user_functions.threads import LateError, NoThreadError, Threads
 
 __all__ = [
@@ -99,12 +105,18 @@ class ToolLoop:
             if episode.metadata[CALLS] > self._max_calls:
                 return
             answers = await gather(*(self._answer(call, tools) for call in calls))
+            shown = [await self._shown(answer, episode) for answer in answers]
             messages = [
-                {"role": "tool", "name": call.name, "content": answer}
-                for call, answer in zip(calls, answers, strict=True)
+                {"role": "tool", "name": call.name, "content": _content(parts)}
+                for call, parts in zip(calls, shown, strict=True)
             ]
             last = turn.tokens[-1] if turn.tokens else -1
-            episode.observe(between_turns(episode.tokenizer, messages, last, self._template))
+            tokens = between_turns(episode.tokenizer, messages, last, self._template)
+            images = [part for parts in shown for part in parts if isinstance(part, Image)]
+            if images:
+                await episode.observe_images(tokens, images)
+            else:
+                episode.observe(tokens)
 
     def _opened(self) -> dict[str, Callable[..., Any]]:
         """Return the functions that answer one episode's calls."""
@@ -112,10 +124,11 @@ class ToolLoop:
             name: tool.session() if is_tool(tool) else tool for name, tool in self._tools.items()
         }
 
-    async def _answer(self, call: ToolCall, tools: Mapping[str, Callable[..., Any]]) -> str:
+    async def _answer(self, call: ToolCall, tools: Mapping[str, Callable[..., Any]]) -> Any:
         """Return the result that the model gets, also if it called wrongly or the tool failed.
 
-        Raises ToolUnavailableError if the call could not be made.
+        It is a text, or a list of texts and images that are not read yet. Raises
+        ToolUnavailableError if the call could not be made.
         """
         tool = tools.get(call.name)
         if call.error or tool is None:
@@ -130,7 +143,7 @@ class ToolLoop:
                 value = await self._threads.call(
                     functools.partial(tool, **call.arguments), seconds=self._seconds
                 )
-                text = self._text(value)
+                parts = [part if is_image(part) else self._text(part) for part in parts_of(value)]
         except (NoThreadError, ToolUnavailableError) as error:
             metrics.TOOL_CALLS.labels(tool=call.name, outcome="unavailable").inc()
             raise ToolUnavailableError(f"{call.name}: {error}") from error
@@ -144,7 +157,21 @@ class ToolLoop:
             )
             return self._text(f"error: {text}")
         metrics.TOOL_CALLS.labels(tool=call.name, outcome="ok").inc()
-        return text
+        return parts if any(map(is_image, parts)) else parts[0]
+
+    async def _shown(self, answer: Any, episode: Episode) -> list[str | Image]:
+        """Return a result with its images read."""
+        parts = answer if isinstance(answer, list) else [answer]
+        return [await self._image(part, episode) if is_image(part) else part for part in parts]
+
+    async def _image(self, part: Any, episode: Episode) -> str | Image:
+        """Return an image, or the text that the model reads in its place."""
+        if episode.image_gate is None:
+            return IMAGE_TEXT
+        try:
+            return await episode.read_image(part)
+        except ImageError as error:
+            return self._text(f"error: the tool's image cannot be shown: {error}")
 
     def _text(self, value: Any) -> str:
         """Return a result as the model reads it: text as it is, anything else as JSON.
@@ -153,6 +180,16 @@ class ToolLoop:
         """
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         return without_surrogates(text[: self._longest])
+
+
+def _content(parts: list[str | Image]) -> str | list[dict[str, Any]]:
+    """Return a result as the content of a message."""
+    if not any(isinstance(part, Image) for part in parts):
+        return "\n".join(map(str, parts))
+    return [
+        image_part(part.digest) if isinstance(part, Image) else {"type": "text", "text": part}
+        for part in parts
+    ]
 
 
 def _name(tool: Any) -> str:

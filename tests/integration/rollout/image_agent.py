@@ -1,4 +1,4 @@
-"""An agent that looks at screenshots, as a generate function: OpenAI's client, some turns."""
+"""Agents that look at screenshots, as generate functions: OpenAI's client, and a tool."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from sluice.images.image import data_url
 from sluice_rollout.episode import Episode
+from sluice_rollout.tools import ToolCall, ToolLoop
 from tests.vision_models import picture
 
 STEPS = 3
@@ -56,3 +57,14 @@ async def _play(episode: Episode, max_tokens: list[int]) -> None:
         await ask()
         history[-1] = {**history[-1], "content": [screenshot(episode, STEPS)]}
         await ask()
+
+
+async def look(episode: Episode) -> None:
+    """Play some turns of a loop whose tool returns a screenshot, whatever the model says."""
+    screenshots = iter([screenshot(episode, step) for step in range(STEPS)])
+
+    def camera() -> list[Any]:
+        return ["screen:", next(screenshots)]
+
+    loop = ToolLoop([camera], parse=lambda _: [ToolCall("camera", {})], max_turns=STEPS + 1)
+    await loop(episode)

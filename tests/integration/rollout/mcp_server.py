@@ -1,4 +1,4 @@
-"""An MCP server with three tools: `python mcp_server.py [PORT]`, by its standard input without."""
+"""An MCP server with four tools: `python mcp_server.py [PORT]`, by its standard input without."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import sys
 import time
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError
+
+# The bytes of a file: the server sends them without a look.
+CAT = b"\x89PNG cat"
 
 server = MCPServer("numbers")
 
@@ -21,6 +25,12 @@ def add(a: int, b: int) -> str:
 def fail() -> str:
     """Fail."""
     raise ToolError("as asked")
+
+
+@server.tool()  # type: ignore[untyped-decorator]
+def draw() -> list[str | Image]:
+    """Draw a cat."""
+    return ["a cat:", Image(data=CAT, format="png")]
 
 
 @server.tool()  # type: ignore[untyped-decorator]

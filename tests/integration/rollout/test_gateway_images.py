@@ -38,6 +38,8 @@ READY = pb.TakeBatchResponse.STATE_READY
 # Images are of three rows, with one image, two and none.
 ROWS = 3
 SAMPLES = 2
+# Ends of a random model's turns, so that they are short.
+STOPS = ["a", "e", "i", "o", "u", "0", "1", "2"]
 
 
 @pytest.fixture
@@ -144,6 +146,35 @@ async def test_agents_with_screenshots_are_trained_on_what_the_engine_saw(
         assert len(sample.images) >= STEPS
         last = {sequence.images[-1] for sequence in sample.sequences}
         assert len(last) == 2, "one branch for each image of the last step"
+
+
+async def test_a_tool_shows_the_engine_what_is_trained(
+    make_services: Callable[..., Services],
+    model: Path,
+    engine: Client,
+    judge: Judge,
+    rendezvous: Rendezvous,
+) -> None:
+    services = make_services(
+        function="tests.integration.rollout.image_agent.look",
+        sampling={"maxResponseTokens": 400, "stop": STOPS},
+    )
+    media = PromptEncoder(services.job.spec, model).media_tokens
+    async with await services.start_buffer() as client, services.working(engine) as (_, end):
+        assert (await client.take(1, wait=DEADLINE)).state == READY
+        batch = [codec.group_from_message(group) for group in await client.shard(1)]
+        await end()
+        store = ImageClient(BufferLocator(rendezvous.address))
+        for group in batch:
+            for sample in group.samples:
+                await check(sample, OF_ROWS[group.prompt.row], judge, store, media)
+    shown = [
+        len(sample.images) - len(OF_ROWS[group.prompt.row])
+        for group in batch
+        for sample in group.samples
+    ]
+    # A random model may sample a placeholder, which ends an episode.
+    assert max(shown) == STEPS
 
 
 async def test_an_agent_that_is_interrupted_goes_on_from_its_images(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import os
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sluice_rollout.toolbox import Mcp
+from sluice_rollout.toolbox.results import parts_of
 from sluice_rollout.tools import ToolCall, ToolLoop, ToolUnavailableError
 from tests.integration.rendezvous_server import DEADLINE
 from tests.tools import missing
@@ -54,6 +56,14 @@ async def test_a_tool_answers(server: Mcp) -> None:
     assert await server.tool("add").session()(a=1, b=2) == "3"
 
 
+async def test_an_image_of_a_tool_keeps_its_place(server: Mcp) -> None:
+    answer = await server.tool("draw").session()()
+    data = base64.b64encode(b"\x89PNG cat").decode()
+    image = {"type": "image", "data": data, "mimeType": "image/png"}
+    assert answer == ["a cat:", image]
+    assert parts_of(answer) == ["a cat:", {"type": "image", "base64": data}]
+
+
 async def test_what_a_tool_says_of_a_mistake_is_told_to_the_model(server: Mcp) -> None:
     assert "as asked" in await server.tool("fail").session()()
     assert (await server.tool("fail").session()()).startswith("error: ")
@@ -66,7 +76,7 @@ async def test_a_definition_is_the_servers(server: Mcp) -> None:
     function = tool.definition["function"]
     assert (function["name"], function["description"]) == ("add", "Add two numbers.")
     assert set(function["parameters"]["properties"]) == {"a", "b"}
-    with pytest.raises(ToolUnavailableError, match="the server has add, fail, hang"):
+    with pytest.raises(ToolUnavailableError, match="the server has add, fail, draw, hang"):
         _ = server.tool("none").definition
 
 

@@ -44,6 +44,9 @@ def episode_runner(registry: EpisodeRegistry, play: Play, engine: Script) -> Epi
     runner = scripted_runner(play, engine)
     runner.open_gateway, runner.tokenizer = registry.open_gateway, registry.encoder.tokenizer
     runner.generator.decode = registry.encoder.decode
+    runner.image_gate = registry.image_gate
+    if processor := registry.encoder.image_processor:
+        runner.generator.placeholder = processor.placeholder
     return runner
 
 

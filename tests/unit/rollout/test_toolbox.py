@@ -19,6 +19,7 @@ from sluice_rollout.toolbox.search import Index, documents
 from sluice_rollout.tools import ToolLoop, ToolUnavailableError
 from tests import chat
 from tests.unit.rollout.scripted_engine import PARAMS, Script, scripted_runner
+from tests.vision_models import picture
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TEXTS = [
@@ -149,8 +150,21 @@ async def test_other_hosts_are_refused(url: str) -> None:
         moved = says("", 302, Location=f"http://{other}/page")
         async with served(page=says("a page"), moved=moved) as host:
             text = await Http([host]).fetch(url.format(host=host, other=other))
-    assert text.startswith("error: ")
+    assert str(text).startswith("error: ")
     assert not requests
+
+
+async def test_an_image_is_fetched_as_its_file() -> None:
+    file = picture(8, 8).data
+
+    async def image(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=file)
+
+    async with served(cat=image) as host:
+        assert await Http([host]).fetch(f"http://{host}/cat") == file
+        small = Http([host], most_bytes=len(file) - 1)
+        refusal = await small.fetch(f"http://{host}/cat")
+    assert refusal == f"error: an image of more than {len(file) - 1} bytes"
 
 
 async def test_redirects_end() -> None:

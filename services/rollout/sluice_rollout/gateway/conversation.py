@@ -23,12 +23,17 @@ from typing import Any
 import numpy as np
 
 from sluice.samples.sample import Experts, Float32, Int32, Sample, TokenSequence, WeightSpan
-from sluice.samples.turns import BRANCH_TURNS, ENVIRONMENT, MODEL, TURNS, records_of
+from sluice.samples.turns import (
+    BRANCH_TURNS,
+    ENVIRONMENT,
+    IMAGE_TOKENS,
+    IMAGES,
+    MODEL,
+    TURNS,
+    records_of,
+)
 
 Record = dict[str, Any]  # a turn in a sample's metadata
-# Keys of a turn's record: the number of images between the turn before and this one, and the tokens
-# that they add.
-IMAGES, IMAGE_TOKENS = "images", "image_tokens"
 
 
 def _int32(ids: Iterable[int] = ()) -> Int32:

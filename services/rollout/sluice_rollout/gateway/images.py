@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sluice.api import RLJobSpec
 from sluice.api.groups.data import ImageLimits
 from sluice.images.image import Image, referred, with_digests
 from sluice.images.processor import ImageProcessor
@@ -21,7 +22,8 @@ from sluice.images.reading import ImageError, RawImage, read_image
 from sluice.wire.image_client import ImageClient
 from sluice_rollout.gateway.interfaces.errors import invalid, too_long
 from sluice_rollout.gateway.interfaces.exchange import RawImages, TurnRequest
-from sluice_rollout.generate import GroupRequests
+from sluice_rollout.generate import REQUESTS, GroupRequests
+from sluice_rollout.prompts import PromptEncoder
 
 # Most different images of an episode whose digests are remembered.
 MOST_IMAGES = 4096
@@ -39,15 +41,44 @@ class ImageGate:
     # Tokens by which an engine finds images and videos in a prompt.
     media_tokens: frozenset[int]
 
-    async def read(self, raw: RawImage) -> tuple[Image, int]:
-        """Return an image as sluice stores it, and its number of tokens. Raises GatewayError."""
+    @classmethod
+    def for_job(
+        cls, spec: RLJobSpec, encoder: PromptEncoder, client: ImageClient | None
+    ) -> ImageGate | None:
+        """Return the gate of a job; None if its model gets no images."""
+        limits, processor = spec.data.images, encoder.image_processor
+        if limits is None or processor is None or client is None:
+            return None
+        return cls(limits, processor, client, encoder.media_tokens)
+
+    async def read(self, raw: RawImage) -> Image:
+        """Return an image, which is no path, as sluice stores it. Raises ImageError."""
         loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_POOL, read_image, raw, Path(), self.limits)
+
+    async def read_sent(self, raw: RawImage) -> tuple[Image, int]:
+        """Return a client's image, and its number of tokens. Raises GatewayError."""
         try:
-            # A client's images never are paths, so no directory is read.
-            image = await loop.run_in_executor(_POOL, read_image, raw, Path(), self.limits)
+            image = await self.read(raw)
         except ImageError as error:
             raise invalid(str(error), raw.name) from error
         return image, self.tokens_of(image, raw.name)
+
+    def tokens_added(self, images: Iterable[Image]) -> int:
+        """Return the tokens that images add once each placeholder is as long as its image.
+
+        Raises ValueError if the model's processor refuses one.
+        """
+        return self.processor.added([(image.width, image.height) for image in images])
+
+    async def store(self, lease_id: str, images: Iterable[Image]) -> None:
+        """Store images for a leased group, each once. Raises RefusedError or DeadlineError."""
+        group = REQUESTS.get()
+        async with group.storing:
+            for image in images:
+                if image.digest not in group.images and image.digest not in group.stored:
+                    await self.client.put(lease_id, [image])
+                    group.stored.add(image.digest)
 
     def tokens_of(self, image: Image, name: str) -> int:
         """Return the tokens of an image. Raises GatewayError if the model's processor refuses it.
@@ -102,7 +133,7 @@ class SessionImages:
         read: dict[str, Image] = {}
         for name in dict.fromkeys(names):
             if name in request.raw_images and name not in self._digests:
-                image, tokens = await gate.read(request.raw_images[name])
+                image, tokens = await gate.read_sent(request.raw_images[name])
                 read[image.digest] = image
                 self._remember(name, image.digest, tokens)
             elif name not in self._digests and name not in self._tokens:
@@ -163,7 +194,7 @@ class SessionImages:
                 if digest in group.stored or raw is None:
                     [files[digest]] = await client.get([digest])
                 else:
-                    image = request.images.get(digest) or (await self.gate.read(raw))[0]
+                    image = request.images.get(digest) or await self.gate.read(raw)
                     await client.put(self.lease_id, [image])
                     group.stored.add(digest)
                     files[digest] = image

@@ -135,12 +135,7 @@ class EpisodeRegistry:
         else:
             join = (PATH, pod_address.join)
             server = Server(model, pod_address.host, pod_address.port, join, spec.rollout.models)
-        limits, processor = spec.data.images, encoder.image_processor
-        gate = (
-            ImageGate(limits, processor, image_client, encoder.media_tokens)
-            if limits and processor and image_client
-            else None
-        )
+        gate = ImageGate.for_job(spec, encoder, image_client)
         return cls(spec, encoder, server, image_gate=gate)
 
     async def __aenter__(self) -> Self:

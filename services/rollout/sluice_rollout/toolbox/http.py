@@ -1,4 +1,4 @@
-"""Fetches pages of hosts that the job names."""
+"""Fetches pages and images of hosts that the job names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from sluice_rollout.toolbox.base import body_of, definition_of, shortened
+from sluice_rollout.toolbox.results import is_image
 
 _REDIRECTS = 3
 _MOVED = (301, 302, 303, 307, 308)
@@ -17,7 +18,7 @@ _MOVED = (301, 302, 303, 307, 308)
 
 @dataclass(slots=True)
 class Http:
-    """The tool `fetch`: the text at an address, by GET."""
+    """The tool `fetch`: the text or the image at an address, by GET."""
 
     # Allowed hosts, with a port unless it is the scheme's. Redirects to other hosts are refused.
     hosts: Sequence[str]
@@ -33,28 +34,29 @@ class Http:
     definition: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        text = f"Fetch the text at an address. Hosts: {', '.join(self.hosts)}."
+        text = f"Fetch the text or the image at an address. Hosts: {', '.join(self.hosts)}."
         self.definition = definition_of(self.name, text, url="The address.")
 
     def session(self) -> Callable[..., Any]:
         """Return the function of the tool. It keeps no state, and no cookies."""
         return self.fetch
 
-    async def fetch(self, url: str) -> str:
-        """Return the text at an address, or why there is no text."""
+    async def fetch(self, url: str) -> str | bytes:
+        """Return the text or the file of an image at an address, or why there is none."""
         limit = aiohttp.ClientTimeout(total=self.seconds)
         jar = aiohttp.DummyCookieJar()
         try:
             async with aiohttp.ClientSession(
                 timeout=limit, headers=self.headers, cookie_jar=jar
             ) as session:
-                return shortened(await self._text(session, str(url)), self.longest)
+                found = await self._get(session, str(url))
+                return found if isinstance(found, bytes) else shortened(found, self.longest)
         except TimeoutError:
             return f"error: no answer after {self.seconds:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return f"error: {type(error).__name__}: {error}"
 
-    async def _text(self, session: aiohttp.ClientSession, url: str) -> str:
+    async def _get(self, session: aiohttp.ClientSession, url: str) -> str | bytes:
         for _ in range(_REDIRECTS + 1):
             if refusal := self._refusal(url):
                 return refusal
@@ -62,7 +64,12 @@ class Http:
                 if response.status in _MOVED and "Location" in response.headers:
                     url = urljoin(url, response.headers["Location"])
                     continue
-                data = await body_of(response, self.most_bytes)
+                data = await body_of(response, self.most_bytes + 1)
+                if response.ok and is_image(data):
+                    if len(data) > self.most_bytes:
+                        return f"error: an image of more than {self.most_bytes} bytes"
+                    return data
+                data = data[: self.most_bytes]
                 text = data.decode(response.charset or "utf-8", "replace")
                 return text if response.ok else f"error: HTTP {response.status}: {text}"
         return f"error: more than {_REDIRECTS} redirects"

@@ -46,8 +46,10 @@ class Mcp:
             raise ToolUnavailableError(f"{self._shown}: {_innermost(error)}") from error
         return [_definition(tool) for tool in tools]
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a tool's answer, or its error, as text.
+    async def call(self, name: str, arguments: dict[str, Any]) -> str | list[str | dict[str, Any]]:
+        """Return a tool's answer, or its error: a text, or texts and images in their order.
+
+        An image is MCP's `{type: image, data, mimeType}`; other kinds, such as sound, are named.
 
         Raises ToolUnavailableError if the server cannot be reached.
         """
@@ -64,8 +66,12 @@ class Mcp:
             if isinstance(reason, MCPError):
                 return shortened(f"error: {reason}", self.longest)
             raise ToolUnavailableError(f"{self._shown}: {reason!r}") from error
-        texts = [getattr(part, "text", f"({part.type})") for part in answer.content]
-        return shortened(("error: " if answer.is_error else "") + "\n".join(texts), self.longest)
+        prefix = "error: " if answer.is_error else ""
+        if not any(part.type == "image" for part in answer.content):
+            texts = [getattr(part, "text", f"({part.type})") for part in answer.content]
+            return shortened(prefix + "\n".join(texts), self.longest)
+        parts = [_part(part, self.longest) for part in answer.content]
+        return [prefix, *parts] if prefix else parts
 
     @property
     def _shown(self) -> str:
@@ -112,10 +118,16 @@ class McpTool:
     def session(self) -> Callable[..., Any]:
         """Return the function of the tool. It keeps no state."""
 
-        async def call(**arguments: Any) -> str:
+        async def call(**arguments: Any) -> str | list[str | dict[str, Any]]:
             return await self.server.call(self.name, arguments)
 
         return call
+
+
+def _part(part: Any, longest: int) -> str | dict[str, Any]:
+    if part.type == "image":
+        return {"type": "image", "data": part.data, "mimeType": part.mime_type}
+    return shortened(getattr(part, "text", f"({part.type})"), longest)
 
 
 def _definition(tool: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from sluice_rollout.episode import (
     TruncatedError,
 )
 from sluice_rollout.gateway.endpoint import Gateway
+from sluice_rollout.gateway.images import ImageGate
 from sluice_rollout.gateway.interfaces import errors
 from sluice_rollout.generate import Generator
 from sluice_rollout.user_functions.threads import contained
@@ -45,6 +46,8 @@ class EpisodeRunner:
     # Opens the gateway to an episode.
     open_gateway: Callable[[Episode], Gateway] | None = None
     seats: tuple[str, ...] = ()
+    # Reads and stores images of observations; None if the job's model gets none.
+    image_gate: ImageGate | None = None
 
     @property
     def whole_group(self) -> bool:
@@ -81,6 +84,7 @@ class EpisodeRunner:
                 self.reward_key,
                 self.open_gateway,
                 self.seats,
+                image_gate=self.image_gate,
             )
             for sample in samples
         ]
