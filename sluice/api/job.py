@@ -226,8 +226,20 @@ class RLJobSpec(Model):
         ),
         requires(
             _ADAPTER_SYNC,
-            _SGLANG & field("weightSync.enginePlugin").is_true,
-            "only sglang with weightSync.enginePlugin takes adapters: set weightSync.lora: merged",
+            (_SGLANG | _VLLM) & field("weightSync.enginePlugin").is_true,
+            "only sglang and vllm take adapters, with weightSync.enginePlugin: set "
+            "weightSync.lora: merged",
+            "weightSync.lora",
+        ),
+        requires(
+            _ADAPTER_SYNC & _VLLM & field("trainer.lora").is_set,
+            written(
+                "self.trainer.lora.rank * "
+                "(self.trainer.lora.?initialise.orValue('default') == 'default' ? 1 : 2) <= 512",
+                lambda s: s.trainer.lora.stored_rank <= 512,
+            ),
+            "vLLM has memory for adapters of rank 512 at most (of PiSSA 256): set "
+            "weightSync.lora: merged",
             "weightSync.lora",
         ),
         requires(
@@ -355,6 +367,27 @@ class RLJobSpec(Model):
     def uses_pool(self) -> bool:
         """True if the engines are those of an RLEnginePool, and the job starts none."""
         return self.rollout.pool is not None
+
+    @property
+    def adapter_problem(self) -> str:
+        """Why engines would refuse the layers of an adapter that they get alone; empty if none.
+
+        An API server does not check it, because lists are costly in CEL.
+        """
+        lora = self.trainer.lora
+        refused = (
+            self.weight_sync.lora == "adapter"
+            and self.weight_sync.pause_mode == "versions"
+            and self.rollout.engine == "sglang"
+            and lora is not None
+            and not lora.attention_is_whole
+        )
+        return (
+            "with pauseMode: versions SGLang joins q_proj, k_proj and v_proj: an adapter of one of "
+            "them needs q_proj and v_proj; add them, or set another weightSync.pauseMode"
+            if refused
+            else ""
+        )
 
     @property
     def own_engines(self) -> int:

@@ -119,17 +119,28 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "through sluice's plugin alone",
     ),
     ({"weightSync": {"lora": "adapter"}}, "without trainer.lora all weights train"),
+    *(
+        (
+            {
+                "trainer": {"steps": 4, "backend": "fsdp", "lora": lora},
+                "rollout": {"engine": "vllm"},
+                "weightSync": {"lora": "adapter"},
+            },
+            "vLLM has memory for adapters of rank 512 at most",
+        )
+        for lora in ({"rank": 513}, {"rank": 257, "initialise": "pissa"})
+    ),
     ({"weightSync": {"pauseMode": "versions"}}, "an engine keeps several versions of an adapter"),
     *(
         ({"trainer": {"steps": 4, **FSDP_LORA}, **group}, message)
         for group, message in (
             (
-                {"rollout": {"engine": "vllm"}, "weightSync": {"lora": "adapter"}},
-                "only sglang with weightSync.enginePlugin takes adapters",
+                {"rollout": {"engine": "transformers"}, "weightSync": {"lora": "adapter"}},
+                "only sglang and vllm take adapters, with weightSync.enginePlugin",
             ),
             (
                 {"weightSync": {"lora": "adapter", "enginePlugin": False}},
-                "only sglang with weightSync.enginePlugin takes adapters",
+                "only sglang and vllm take adapters, with weightSync.enginePlugin",
             ),
             (
                 {"weightSync": {"lora": "adapter"}, "model": {"path": "m", "init": "random"}},
@@ -481,6 +492,14 @@ SENSIBLE: list[dict[str, Any]] = [
     },
     {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"volume": NFS}},
     {"weightSync": {"transport": "gloo"}, "checkpoint": {"ephemeral": True}},
+    *(
+        {
+            "trainer": {"steps": 4, "backend": "fsdp", "lora": lora},
+            "rollout": {"engine": "vllm"},
+            "weightSync": {"lora": "adapter"},
+        }
+        for lora in ({"targetModules": ["k_proj"]}, {"rank": 256, "initialise": "pissa"})
+    ),
     {"trainer": {"steps": 4, **FSDP_LORA}, "weightSync": {"lora": "adapter"}},
     {
         "trainer": {"steps": 4, **FSDP_LORA},

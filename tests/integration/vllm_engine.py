@@ -33,14 +33,21 @@ class VllmServer:
     engine = Vllm()
 
     def __init__(
-        self, model: Path, log: Path, *arguments: str, sampling: Any = None, **variables: str
+        self,
+        model: Path,
+        log: Path,
+        *arguments: str,
+        sampling: Any = None,
+        groups: Any = None,
+        **variables: str,
     ) -> None:
-        """sampling: of the job that it serves, in the words of its manifest."""
+        """sampling, groups: of the job that it serves, in the words of its manifest."""
         self.model, self.log, self.port = model, log, free_port()
         self.url, self.address = f"http://127.0.0.1:{self.port}", f"127.0.0.1:{self.port}"
-        spec = RLJob.model_validate(_job(model, sampling or {})).spec
+        spec = RLJob.model_validate(_job(model, sampling or {}, groups or {})).spec
         command = [sys.executable, str(PATH / "launch_server.py")]
         command += _LAUNCH.args(spec, ServerPlacement(str(model), "127.0.0.1", str(self.port), "0"))
+        self.command = " ".join(command)
         environment = {
             **os.environ,
             **_LAUNCH.env(spec),
@@ -119,21 +126,20 @@ class VllmServer:
         self.process.wait(20)
 
 
-def _job(model: Path, sampling: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "metadata": {"name": "vllm"},
-        "spec": {
-            "model": {"path": str(model)},
-            "data": {"prompts": [{"path": "prompts.jsonl"}]},
-            "rollout": {
-                "engine": "vllm",
-                "gpusPerReplica": 0,
-                "batchSize": 1,
-                "samplesPerPrompt": 2,
-                "sampling": sampling,
-            },
-            "reward": {"type": "exact_match"},
-            "trainer": {"gpusPerNode": 0, "steps": 1},
-            "checkpoint": {"ephemeral": True},
+def _job(model: Path, sampling: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "data": {"prompts": [{"path": "prompts.jsonl"}]},
+        "rollout": {
+            "engine": "vllm",
+            "gpusPerReplica": 0,
+            "batchSize": 1,
+            "samplesPerPrompt": 2,
+            "sampling": sampling,
         },
+        "reward": {"type": "exact_match"},
+        "trainer": {"gpusPerNode": 0, "steps": 1},
+        "checkpoint": {"ephemeral": True},
     }
+    spec |= {name: spec.get(name, {}) | fields for name, fields in groups.items()}
+    return {"metadata": {"name": "vllm"}, "spec": spec}

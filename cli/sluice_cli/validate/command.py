@@ -154,13 +154,16 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
     job = load_job(path, overrides)
     validation = Validation(path, job, notes=_learning_rate_notes(job) + _pool_notes(job))
     spec = job.spec
+    if spec.adapter_problem:
+        validation.problems = [f"spec.trainer.lora.targetModules: {spec.adapter_problem}"]
     if spec.model.volume is not None or spec.data.volume is not None:
         validation.notes.append("files in volumes of a cluster were not checked")
         return validation
     resolved = resolve(job, path.parent)
     check_files(resolved)
     findings = file_checks.check_contents(resolved, run_code=True)
-    validation.problems, validation.notes = findings.problems, validation.notes + findings.notes
+    validation.problems = validation.problems + findings.problems
+    validation.notes = validation.notes + findings.notes
     if problem := _refusal(resolved):
         validation.notes.append(f"sluice run would refuse this job on this machine: {problem}")
     if deep and not findings.problems:

@@ -122,6 +122,26 @@ class Lora(Model):
         return self.rank * (2 if self.pissa else 1)
 
     @property
+    def adapted_names(self) -> list[str]:
+        """Names of the layers that get an adapter; `all-linear` stands for every one."""
+        return [name for name in self.target_modules if name not in self.exclude_modules]
+
+    @property
+    def attention_is_whole(self) -> bool:
+        """False if one of q_proj, k_proj, v_proj has an adapter, and q_proj or v_proj has none.
+
+        True if a name has a dot: it may match any layer.
+        """
+        if any("." in name for name in self.target_modules):
+            return True
+        every = ALL_LINEAR in self.target_modules
+        q, k, v = (
+            (every or layer in self.target_modules) and layer not in self.exclude_modules
+            for layer in ("q_proj", "k_proj", "v_proj")
+        )
+        return q == v and (q or not k)
+
+    @property
     def scaling(self) -> float:
         """Factor of B A."""
         return scaling(self.rank, self.alpha, rank_stabilized=self.rank_stabilized)

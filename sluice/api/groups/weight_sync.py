@@ -72,8 +72,9 @@ class WeightSync(Model):
         "merged",
         description="What engines get from a trainer with trainer.lora. merged: all weights, with "
         "the adapter added. adapter: the adapter alone, megabytes; the engine reads the model from "
-        "its checkpoint once, keeps a copy of the layers that have adapters, and adds the adapter "
-        "to it. Needs SGLang with enginePlugin, and a model with weights on disk.",
+        "its checkpoint once. SGLang keeps a copy of the layers that have adapters and adds the "
+        "adapter to it; vLLM, and SGLang with pauseMode: versions, apply it to every request. "
+        "Needs vLLM, or SGLang with enginePlugin, and a model with weights on disk.",
     )
 
     @property

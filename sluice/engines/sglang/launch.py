@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.data import ModelSource
-from sluice.api.groups.lora import ALL_LINEAR, Lora
+from sluice.api.groups.lora import ALL_LINEAR
 from sluice.api.pool import PoolModel, RLEnginePoolSpec
 from sluice.engines import arguments
 from sluice.engines.protocol import Plugin, ServerPlacement
@@ -61,9 +61,6 @@ _PREFILL_VARIABLE = "SLUICE_PREFILL_PASSES"
 _PREFILL_PASSES = 8
 # Arguments by which a user says what prompts wait for.
 _PREFILL_ARGS = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
-# Read by the plugin: the largest rank of an adapter, how many versions of one are held, the layers
-# that have one and, in a pool, how many jobs may use the engine.
-_ADAPTER_VARIABLE = "SLUICE_LORA"
 # Read by the plugin and the launch script: compute as the trainer does.
 _DETERMINISTIC = "SLUICE_DETERMINISTIC"
 _DETERMINISTIC_ARGS: dict[str, Any] = {
@@ -112,7 +109,9 @@ class Launch:
         On CPUs each tensor-parallel rank gets a core, because SGLang wants a NUMA node for each.
         """
         rollout = spec.rollout
-        further = _adapter(spec) | (IMAGE_ENV if spec.data.images is not None else {})
+        further = arguments.adapter_variables(spec) | (
+            IMAGE_ENV if spec.data.images is not None else {}
+        )
         if rollout.gpus_per_replica:
             deterministic = {_DETERMINISTIC: "1"} if spec.trainer.deterministic else {}
             scheduling = {}
@@ -159,7 +158,7 @@ class Launch:
             args["enable-weights-cpu-backup"] = spec.weight_sync.lora == "adapter"
         if rollout.gpus_per_replica and spec.trainer.deterministic:
             args |= _DETERMINISTIC_ARGS
-        if _versions(spec):
+        if arguments.held_versions(spec):
             args |= _adapter_args(spec)
         if place.head is not None:
             args |= {
@@ -182,7 +181,7 @@ class Launch:
         settings = {"rank": spec.max_rank, "versions": 1, "jobs": spec.max_adapters}
         on_gpu = UNDECIDED | _scheduling(spec.engine_args, _MOST_GRAPHED)
         device = on_gpu if spec.gpus_per_replica else _CPU_ENV
-        return _ENV | device | {_ADAPTER_VARIABLE: json.dumps(settings)}
+        return _ENV | device | {arguments.ADAPTER_VARIABLE: json.dumps(settings)}
 
     def pool_args(self, spec: RLEnginePoolSpec, place: ServerPlacement) -> list[str]:
         """Return the arguments of a pool's server: sluice's, overridden by spec.engineArgs."""
@@ -240,30 +239,14 @@ def _scheduling(engine_args: Mapping[str, Any], concurrency: int) -> dict[str, s
     return variables
 
 
-def _adapter(spec: RLJobSpec) -> dict[str, str]:
-    """Return the variable that makes the plugin serve the trainer's adapter."""
-    lora = spec.trainer.lora
-    if lora is None or spec.weight_sync.lora != "adapter":
-        return {}
-    settings = {"rank": lora.stored_rank, "versions": _versions(spec), "layers": _layers(lora)}
-    return {_ADAPTER_VARIABLE: json.dumps(settings)}
-
-
-def _versions(spec: RLJobSpec) -> int:
-    """Return the number of versions of an adapter that an engine holds; 0: it adds one to W."""
-    return spec.rollout.max_staleness + 1 if spec.weight_sync.pause_mode == "versions" else 0
-
-
 def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:
     """Return the arguments of a server with memory for the trainer's adapter."""
     lora = spec.trainer.lora
     assert lora is not None
     on_cpu = spec.rollout.gpus_per_replica == 0
-    return _lora_args(lora.stored_rank, _layers(lora), _versions(spec), on_cpu=on_cpu)
-
-
-def _layers(lora: Lora) -> list[str]:
-    return [name for name in lora.target_modules if name not in lora.exclude_modules]
+    return _lora_args(
+        lora.stored_rank, lora.adapted_names, arguments.held_versions(spec), on_cpu=on_cpu
+    )
 
 
 def _lora_args(rank: int, layers: list[str], adapters: int, *, on_cpu: bool) -> dict[str, Any]:

@@ -48,6 +48,7 @@ _NAMES = {
     },
 }
 _GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+_ADAPTER_NAME = "sluice+"
 _FINISHES = ("stop", "length", "abort")
 
 
@@ -149,8 +150,9 @@ def server_info(world: Mapping[str, Any], models: Mapping[str, Any]) -> ServerIn
 def generation(text: str) -> Generation:
     """Return the generation of an answer. Raises EngineError if it is not vLLM's."""
     try:
-        [choice] = json.loads(text)["choices"]
-        return _generation(choice)
+        answer = json.loads(text)
+        [choice] = answer["choices"]
+        return _generation(choice, _held_version(answer.get("model")))
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(
             "engine: not an answer of vLLM's /inference/v1/generate: "
@@ -158,10 +160,22 @@ def generation(text: str) -> Generation:
         ) from error
 
 
-def _generation(choice: dict[str, Any]) -> Generation:
+def _held_version(model: Any) -> str | None:
+    """Return the version of an answer's adapter if the engine holds several of them.
+
+    The plugin names such an adapter `sluice+NUMBER@VERSION`.
+    """
+    name, _, version = model.partition("@") if isinstance(model, str) else ("", "", "")
+    return version if version and name.startswith(_ADAPTER_NAME) else None
+
+
+def _generation(choice: dict[str, Any], held_version: str | None) -> Generation:
     tokens = choice["token_ids"]
     if choice.get("weight_versions") is None:
         raise EngineError("engine: an answer without weight_versions: take vLLM 0.32 or later")
+    spans = choice["weight_versions"]
+    if held_version is not None:  # vLLM itself notes the newest version
+        spans = [{"version": held_version, "start": 0, "end": len(tokens)}]
     stop, finish = choice["stop_reason"], choice["finish_reason"]
     if finish not in _FINISHES:
         raise ValueError(f"finish_reason {finish!r}: expected one of {', '.join(_FINISHES)}")
@@ -170,7 +184,7 @@ def _generation(choice: dict[str, Any]) -> Generation:
         _log_probs(choice["logprobs"]["content"], tokens),
         [
             WeightSpan(version_number(span["version"]), span["start"], span["end"])
-            for span in choice["weight_versions"]
+            for span in spans
             if span["end"] > span["start"]
         ],
         finish,

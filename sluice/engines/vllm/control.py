@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.engines.http.control import HttpControl
-from sluice.engines.protocol import RESTING, WAKING, EngineRefusedError
+from sluice.engines.protocol import ADAPTER_PREFIX, RESTING, WAKING, EngineRefusedError
 
 _PAUSES = {
     "in_place": "mode=keep&clear_cache=false",
     "retract": "mode=keep&clear_cache=true",
     "abort": "mode=abort&clear_cache=true",
 }
+# Path that the plugin adds: all tensors of an adapter have come.
+_ADAPTER = "/sluice_adapter"
 _WITHOUT_PLUGIN = "has no attribute 'sluice_"
 _WITHOUT_DEVELOPMENT = "/collective_rpc answered 404"
 
@@ -33,6 +35,7 @@ class Control(HttpControl):
     passes_on: bool = field(default=False, init=False)
     in_order: bool = field(default=False, init=False)
     _sleeps: bool | None = field(default=None)
+    _has_adapters: bool = field(default=False)
     _cacheless: bool = field(default=False)
     # Version that the present update brings.
     _coming: str | None = field(default=None)
@@ -42,6 +45,7 @@ class Control(HttpControl):
         if self._sleeps is None:
             [state, *_] = await self._rpc("sluice_state")
             self._sleeps = bool(state["sleeps"])
+            self._has_adapters = bool(state["adapters"])
 
     async def init_group(
         self,
@@ -107,7 +111,9 @@ class Control(HttpControl):
         await self.pause("abort")
         await self.name_version(RESTING)
         if self._sleeps:
-            await self.call("POST", "/sleep?level=2&mode=abort")
+            # Level 1 keeps the weights in host memory: an update brings an adapter alone.
+            level = 1 if self._has_adapters else 2
+            await self.call("POST", f"/sleep?level={level}&mode=abort")
 
     async def wake(self) -> None:
         """Allocate the memory of the weights again. An engine that has just joined never slept."""
@@ -127,7 +133,7 @@ class Control(HttpControl):
     async def open(self, handles: list[str], *, version: int | None, flush: bool) -> None:
         """Load a bucket from the trainer's memory, by one handle for each rank of the engine."""
         await self._rpc("sluice_open", handles=handles)
-        self._note(version)
+        await self._taken(version, adapter=self._has_adapters)
 
     async def receive(
         self,
@@ -147,15 +153,26 @@ class Control(HttpControl):
             dtypes=list(dtypes),
             shapes=[list(shape) for shape in shapes],
         )
-        self._note(version)
+        await self._taken(version, adapter=bool(names) and names[0].startswith(ADAPTER_PREFIX))
 
-    def _note(self, version: int | None) -> None:
-        """Remember the version, which comes with the last bucket, until the update ends."""
-        if version is not None:
+    async def _taken(self, version: int | None, *, adapter: bool) -> None:
+        """Use an adapter that has come; remember the version of a model until the update ends.
+
+        Only the last bucket has a version.
+        """
+        if version is None:
+            return
+        if adapter:
+            await self.call("POST", _ADAPTER, {"version": str(version)})
+        else:
             self._coming = str(version)
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        """Load a Hugging Face checkpoint."""
+        """Load a Hugging Face checkpoint, or the file of an adapter."""
+        if path.endswith(".safetensors"):
+            await self._rpc("sluice_load_adapter", path=path)
+            await self._taken(version, adapter=True)
+            return
         await self._rpc("sluice_load", path=path)
         await self.name_version(version)
 

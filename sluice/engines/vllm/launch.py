@@ -9,7 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from sluice.api import RLJobSpec, Sampling
-from sluice.engines.arguments import brought_by_trainer, normalized
+from sluice.engines.arguments import (
+    adapter_variables,
+    brought_by_trainer,
+    held_versions,
+    normalized,
+)
 from sluice.engines.protocol import Plugin, ServerPlacement
 from sluice.runtime import kernel_cache
 
@@ -32,7 +37,11 @@ _ARGS: dict[str, Any] = {
     "enable-scale-out": True,  # enables /inference/v1/generate
     "disable-uvicorn-access-log": True,  # it logs each request and each probe
     "worker-extension-cls": "sluice_vllm.worker.Weights",
-    "middleware": ["sluice_vllm.attempt_fence.Fence", "sluice_vllm.pauses.Pauses"],
+    "middleware": [
+        "sluice_vllm.adapters.Adapters",
+        "sluice_vllm.attempt_fence.Fence",
+        "sluice_vllm.pauses.Pauses",
+    ],
 }
 _CPU_ARGS: dict[str, Any] = {
     "enforce-eager": True,  # else it compiles, for which there may be no compiler
@@ -47,6 +56,7 @@ _ALIASES = {
     "pp-size": "pipeline-parallel-size",
     "context-length": "max-model-len",
 }
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # The only argument that is repeated before each of its values.
 _REPEATED = "middleware"
 
@@ -73,7 +83,8 @@ class Launch:
         return ""
 
     def env(self, spec: RLJobSpec) -> dict[str, str]:
-        return _ENV if spec.rollout.gpus_per_replica else _ENV | _CPU_ENV
+        device = {} if spec.rollout.gpus_per_replica else _CPU_ENV
+        return _ENV | device | adapter_variables(spec)
 
     def caches(self, directory: str) -> dict[str, str]:
         """Return variables for the caches of compilers, FlashInfer and vLLM."""
@@ -107,7 +118,20 @@ class Launch:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:
             args["enable-sleep-mode"] = True  # lets it release its memory for the trainer
+        if spec.trainer.lora is not None and spec.weight_sync.lora == "adapter":
+            args |= lora_args(spec.trainer.lora.stored_rank, held_versions(spec))
         return render_args(args | chosen)
+
+
+def lora_args(rank: int, versions: int) -> dict[str, Any]:
+    """Return the arguments for adapters of a rank. versions: as `held_versions` returns it."""
+    return {
+        "enable-lora": True,
+        # vLLM has memory for adapters of these ranks only.
+        "max-lora-rank": next(most for most in _RANKS if most >= rank),
+        # Another one is of responses that still use an older version.
+        "max-loras": versions + 1 if versions else 1,
+    }
 
 
 def logprobs_mode(sampling: Sampling) -> str:

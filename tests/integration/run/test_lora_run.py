@@ -59,8 +59,9 @@ def test_an_adapter_trains_although_trainer_and_engine_are_killed(
     assert not list((checkpoints / "iter_0000006").glob("*.distcp")), "no weights of the base"
 
 
+@pytest.mark.parametrize("engine", ["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_responses_of_an_asynchronous_run_keep_the_version_that_they_began_with(
-    pretrained: Path, laptop: Callable[..., Laptop]
+    engine: str, pretrained: Path, laptop: Callable[..., Laptop]
 ) -> None:
     run = laptop(
         f"model={{path: {pretrained}, init: pretrained}}",
@@ -69,6 +70,7 @@ def test_responses_of_an_asynchronous_run_keep_the_version_that_they_began_with(
         f"trainer.lora={{rank: {RANK}, alpha: 8}}",
         "trainer.optimizer.lr=0.01",
         "trainer.steps=8",
+        f"rollout.engine={engine}",
         "rollout.batchSize=16",
         "rollout.mode=async",
         "rollout.maxStaleness=2",

@@ -347,3 +347,37 @@ def test_parts_that_are_not_trained_are_noted(task: Path, sluice: Sluice) -> Non
         f"note: spec.model.path: {task}/model: the language model is trained; kept and exported as "
         "they are: mtp (2 tensors)"
     ) in result.output
+
+
+IN_PLACE = "weightSync.pauseMode=in_place"
+
+
+@pytest.mark.parametrize(
+    ("lora", "refused"),
+    [
+        pytest.param("{targetModules: [q_proj, o_proj]}", True, id="q alone"),
+        pytest.param("{targetModules: [k_proj]}", True, id="k alone"),
+        pytest.param("{excludeModules: [v_proj]}", True, id="all but v"),
+        pytest.param("{targetModules: [q_proj, v_proj]}", False, id="q and v"),
+        pytest.param("{excludeModules: [q_proj, k_proj, v_proj]}", False, id="none of them"),
+        pytest.param("{targetModules: [self_attn.k_proj]}", False, id="an unknown name"),
+    ],
+)
+def test_layers_of_an_adapter_that_sglang_cannot_join_are_refused(
+    task: Path, sluice: Sluice, lora: str, refused: bool
+) -> None:
+    changes = ["trainer.backend=fsdp", f"trainer.lora={lora}"]
+    changes += ["weightSync={lora: adapter, pauseMode: versions}"]
+    changes += ["model.init=pretrained", "trainer.optimizer.lr=1e-4"]
+    save_file({"w": np.zeros(1)}, task / "model" / "model.safetensors")
+    words = [word for change in changes for word in ("--set", change)]
+    result = sluice("validate", task / "job.yaml", *words)
+    assert (
+        "trainer.lora.targetModules: with pauseMode: versions SGLang joins" in result.output
+    ) == refused
+    if refused:
+        assert result.exit_code == 2
+        vllm = sluice("validate", task / "job.yaml", *words, "--set", "rollout.engine=vllm")
+        assert "joins q_proj" not in vllm.output
+        in_place = sluice("validate", task / "job.yaml", *words, "--set", IN_PLACE)
+        assert "joins q_proj" not in in_place.output

@@ -11,10 +11,16 @@ import torch
 from safetensors.torch import save_file
 
 from sluice.engines.sglang.plugin.__main__ import PATH as SGLANG
+from sluice.engines.vllm.plugin.__main__ import PATH as VLLM
 from sluice.model_digest import model_digest
 
 
-@pytest.fixture(params=[(SGLANG, "sluice_sglang.startup.base_model")], ids=["sglang"])
+@pytest.fixture(
+    params=[
+        pytest.param((SGLANG, "sluice_sglang.startup.base_model"), id="sglang"),
+        pytest.param((VLLM, "sluice_vllm.base_model"), id="vllm"),
+    ]
+)
 def plugin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     path, module = request.param
     monkeypatch.syspath_prepend(str(path))

@@ -77,6 +77,24 @@ def test_an_answer_tells_tokens_log_probs_weights_and_its_end() -> None:
     assert (generation(answer()).finish, generation(answer()).matched_stop) == ("stop", "end")
 
 
+@pytest.mark.parametrize(
+    ("model", "versions"),
+    [
+        pytest.param("sluice+7@3", [3], id="one of several"),
+        pytest.param("sluice+7", [-1, 4], id="replaced in place"),
+        pytest.param("org/model@3", [-1, 4], id="a model of another name"),
+        pytest.param(None, [-1, 4], id="no name"),
+    ],
+)
+def test_a_response_of_a_held_version_has_this_version(
+    model: str | None, versions: list[int]
+) -> None:
+    text = json.dumps({**json.loads(answer()), "model": model})
+    spans = generation(text).spans
+    assert [span.version for span in spans] == versions
+    assert spans[-1].end == 3
+
+
 def test_a_token_that_ends_a_response_is_not_a_stop_string() -> None:
     assert generation(answer(stop_reason=151643)).matched_stop is None
 

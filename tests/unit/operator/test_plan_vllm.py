@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -71,6 +72,39 @@ def test_gpus_are_tensor_parallel_and_sleep_where_they_are_shared() -> None:
         checkpoint={"volume": NFS},
     )
     assert "--enable-sleep-mode" in shared["args"]
+
+
+@pytest.mark.parametrize(
+    ("lora", "changes", "rank", "adapters"),
+    [
+        pytest.param({"rank": 9}, {}, "16", "1", id="in place"),
+        pytest.param({"rank": 4, "initialise": "pissa"}, {}, "8", "1", id="of twice the rank"),
+        pytest.param(
+            {"rank": 32},
+            {
+                "weightSync": {"lora": "adapter", "pauseMode": "versions"},
+                "rollout": {"mode": "async", "maxStaleness": 2},
+            },
+            "32",
+            "4",
+            id="side by side",
+        ),
+    ],
+)
+def test_an_engine_that_gets_adapters_reads_the_model(
+    lora: dict[str, Any], changes: dict[str, Any], rank: str, adapters: str
+) -> None:
+    trainer = {"steps": 4, "backend": "fsdp", "lora": lora}
+    container = engine(**{"trainer": trainer, "weightSync": {"lora": "adapter"}, **changes})
+    assert "--load-format" not in container["args"]
+    assert value(container["args"], "--max-lora-rank") == rank
+    assert value(container["args"], "--max-loras") == adapters
+    variables = {e["name"]: e.get("value") for e in container["env"]}
+    versions = 3 if changes else 0
+    assert json.loads(variables["SLUICE_LORA"])["versions"] == versions
+    merged = engine(trainer=trainer)
+    assert "--enable-lora" not in merged["args"]
+    assert "SLUICE_LORA" not in {e["name"] for e in merged["env"]}
 
 
 def test_without_gpus_it_stays_small() -> None:

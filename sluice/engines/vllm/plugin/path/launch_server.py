@@ -86,6 +86,7 @@ def main() -> int:
     signal.signal = noting  # type: ignore[assignment]
     if warning := importlib.import_module("sluice_vllm.kernel_cache").leave_unwritable():
         print(warning, file=sys.stderr, flush=True)
+    importlib.import_module("sluice_vllm.adapters").begin(sys.argv)
     # vLLM asks for 65,535 open files, and keeps the old limit if it may not have that many.
     importlib.import_module("sluice_vllm.open_files").raise_limit()
     sys.argv += load_arguments(sys.argv)

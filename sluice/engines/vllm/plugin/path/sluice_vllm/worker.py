@@ -18,12 +18,14 @@ import torch
 from torch.multiprocessing import reductions
 
 from .transfer import join, receive, release, unpack
+from .worker_adapters import WorkerAdapters, is_adapter
 
 # Index of the device among the arguments of `rebuild_cuda_tensor`. The trainer's handles have a
 # uuid there.
 _DEVICE = 6
 # By name. There is at most one, as an engine has one sender at a time.
 _groups: dict[str, Any] = {}
+_adapters = WorkerAdapters()
 
 
 class Weights:
@@ -36,7 +38,10 @@ class Weights:
 
     def sluice_state(self) -> dict[str, Any]:
         """Return facts about the engine that a trainer has to know."""
-        return {"sleeps": bool(self.vllm_config.model_config.enable_sleep_mode)}
+        return {
+            "sleeps": bool(self.vllm_config.model_config.enable_sleep_mode),
+            "adapters": self.vllm_config.lora_config is not None,
+        }
 
     def sluice_join(
         self, group: str, host: str, port: int, world_size: int, backend: str, seconds: float
@@ -76,7 +81,10 @@ class Weights:
         _wait(self.device)
 
     def sluice_take(self, tensors: Any) -> None:
-        """Load tensors by their names in a checkpoint."""
+        """Load tensors by their names in a checkpoint, or keep those of an adapter."""
+        if isinstance(tensors, list) and is_adapter([name for name, _ in tensors]):
+            _adapters.take(tensors)
+            return
         from vllm.config import set_current_vllm_config
 
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
@@ -103,6 +111,22 @@ class Weights:
             names = [(name, file) for file in opened for name in [*file.keys()]]
             self.sluice_take((name, file.get_tensor(name)) for name, file in names)
             self.sluice_end()
+
+    def sluice_load_adapter(self, path: str) -> None:
+        """Read the tensors of an adapter from a file."""
+        from safetensors.torch import load_file
+
+        tensors = load_file(path)
+        _adapters.coming.clear()
+        _adapters.take([(name, tensor.to(self.device)) for name, tensor in tensors.items()])
+
+    def sluice_use_adapter(self, number: int, kept: list[int]) -> None:
+        """Use the adapter whose tensors have come (adapters.py)."""
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.vllm_config), torch.no_grad():
+            _adapters.use(self.model_runner, number, kept)
+        _wait(self.device)
 
 
 def begin(model: Any) -> None:

@@ -1,0 +1,112 @@
+"""The LoRA adapters of one rank of the engine, whose tensors updates have brought.
+
+vLLM reads an adapter from files when a request needs it. Here it gets the tensors.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+# PEFT's prefix of the names of an adapter's tensors.
+PREFIX = "base_model.model."
+# Tensor of one element that comes with an adapter: the factor of B A.
+SCALING = f"{PREFIX}lora_scaling"
+Tensors = dict[str, torch.Tensor]
+
+
+def is_adapter(names: Sequence[str]) -> bool:
+    """Return True if tensors are of an adapter and not of the model."""
+    return bool(names) and names[0].startswith(PREFIX)
+
+
+class WorkerAdapters:
+    """The adapters of a worker by their numbers, and the tensors of an update that is coming."""
+
+    def __init__(self) -> None:
+        self.coming: Tensors = {}
+        self.held: dict[int, Tensors] = {}
+        # vLLM's WorkerLoRAManager, once it asks here for adapters.
+        self._manager: Any = None
+
+    def take(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Take the tensors of a bucket. Those of an update that has not ended are replaced."""
+        self.coming |= tensors
+
+    def use(self, runner: Any, number: int, kept: Collection[int]) -> None:
+        """Hold the adapter whose tensors have come, and others with these numbers.
+
+        Raises ValueError if the engine cannot serve it; then all stays as it is.
+        """
+        from vllm.lora.request import LoRARequest
+
+        tensors, self.coming = self.coming, {}
+        manager = self._attached(runner)
+        check(manager, tensors)
+        self.held[number] = tensors
+        manager.remove_adapter(number)
+        manager.add_adapter(LoRARequest("sluice", number, "sluice"))
+        for unused in self.held.keys() - set(kept):
+            del self.held[unused]
+            manager.remove_adapter(unused)
+
+    def _attached(self, runner: Any) -> Any:
+        manager = getattr(runner, "lora_manager", None)
+        if manager is None:
+            raise ValueError("this engine was started without --enable-lora, so it has no adapters")
+        if self._manager is not manager:
+            manager._load_adapter = lambda request: model(
+                manager, request.lora_int_id, self.held[request.lora_int_id]
+            )
+            self._manager = manager
+        return manager
+
+
+def check(manager: Any, tensors: Tensors) -> None:
+    """Raise ValueError unless the engine has memory for such an adapter. vLLM ignores the rest."""
+    if len(tensors) < 2 or SCALING not in tensors:
+        raise ValueError("an update of an adapter has brought no tensors")
+    known = manager._adapter_manager
+    adapted = {
+        part
+        for layer in known.supported_lora_modules
+        for part in known.packed_modules_mapping.get(layer, [layer])
+    }
+    most = manager.lora_config.max_lora_rank
+    for name, tensor in tensors.items():
+        if name == SCALING:
+            continue
+        layer, _, side = name.removesuffix(".weight").rpartition(".")
+        if side not in ("lora_A", "lora_B") or tensor.ndim != 2:
+            raise ValueError(f"{name} {list(tensor.shape)} is no matrix A or B of an adapter")
+        if layer.rpartition(".")[2] not in adapted:
+            raise ValueError(f"this engine adapts {', '.join(sorted(adapted))}, not {layer}")
+        if (rank := rank_of(name, tensor)) > most:
+            raise ValueError(f"the adapter has rank {rank}, and this engine was started for {most}")
+
+
+def rank_of(name: str, tensor: torch.Tensor) -> int:
+    """Return the rank of a matrix A, [rank, in], or B, [out, rank]."""
+    return tensor.shape[0 if ".lora_A." in name else 1]
+
+
+def model(manager: Any, number: int, tensors: Tensors) -> Any:
+    """Return an adapter as vLLM has it. vLLM multiplies its matrices B by the scaling, in place."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    matrices = {name: tensor.clone() for name, tensor in tensors.items() if name != SCALING}
+    rank = max(rank_of(name, tensor) for name, tensor in matrices.items())
+    layers = sorted({name.split(".")[-3] for name in matrices})
+    scaling: Any = float(tensors[SCALING])
+    served = manager._adapter_manager.model
+    mapper = getattr(served, "hf_to_vllm_mapper", None)
+    return LoRAModel.from_lora_tensors(
+        number,
+        matrices,
+        PEFTHelper(r=rank, lora_alpha=scaling * rank, target_modules=layers),
+        device=manager.device,
+        dtype=manager.lora_config.lora_dtype,
+        weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
+        skip_prefixes=getattr(served, "lora_skip_prefixes", None),
+    )
