@@ -143,11 +143,24 @@ _VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}
 _PATCHES = {"merge_size": 2, "temporal_patch_size": 2}
 
 
-def make_model(directory: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Path:
-    """Write a tiny random vision-language model of a family in float32; return its directory."""
+def make_model(
+    directory: Path,
+    family: str = "qwen3_vl",
+    *,
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    patch_size: int | None = None,
+) -> Path:
+    """Write a tiny random vision-language model of a family in float32; return its directory.
+
+    `tokenizer` replaces that of bytes, and has the tokens SPECIAL. An image has one token for each
+    square of two by two patches; `patch_size` is the side of a patch in pixels.
+    """
     name, video, text, vision, processor = _FAMILIES[family]
+    if patch_size:
+        vision, processor = ({**part, "patch_size": patch_size} for part in (vision, processor))
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer()
+    tokenizer = tokenizer or _tokenizer()
     tokenizer.save_pretrained(directory)
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
     ends = {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}

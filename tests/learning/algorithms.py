@@ -69,4 +69,5 @@ RUNS: dict[str, Run] = {
     "sft": Run("sft"),
     "distillation": Run("distillation"),
     "vision": Run("vision"),
+    "maze": Run("vision/maze"),
 }

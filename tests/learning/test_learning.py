@@ -29,10 +29,12 @@ LESS = {
     "verifiers": 0.8,
     "distillation": 0.8,
     "vision": 0.8,
+    "maze": 0.7,
 }
 # Runs whose first exact match may be above zero, because a guess can be right: one of two among
-# ten, one word among twenty-six, a walk that begins next to its end.
-GUESSED = {"code": 0.3, "search": 0.1, "verifiers": 0.1, "gym": 0.3}
+# ten, one word among twenty-six, a walk that begins next to its end. The maze's model has learned a
+# little before.
+GUESSED = {"code": 0.3, "search": 0.1, "verifiers": 0.1, "gym": 0.3, "maze": 0.45}
 
 
 @pytest.mark.parametrize("name", RUNS)
