@@ -225,7 +225,7 @@ async def pool(options: argparse.Namespace, directory: Path) -> AsyncIterator[di
 @asynccontextmanager
 async def job(options: argparse.Namespace, number: int, port: int) -> AsyncIterator[Client]:
     """Join a pool as a job's trainer and worker do, and send an adapter."""
-    credential = pool_credential.credential(KEY, f"bench/job-{number}", 1)
+    credential = pool_credential.credential(KEY, f"bench/job-{number}", 1, created=0)
     os.environ[pool_credential.VARIABLE] = credential
     tag = pool_credential.name_start(credential)
     sync = {"lora": "adapter", "pauseMode": "versions"}

@@ -419,6 +419,7 @@ class ObjectMeta(Model):
     )
     namespace: str = "default"
     uid: str = ""
+    creation_timestamp: str = ""
     generation: int = 1
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)

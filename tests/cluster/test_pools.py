@@ -15,7 +15,7 @@ from aiohttp import web
 
 from sluice.api import API_VERSION, RLEnginePool
 from sluice.api.pool import KIND
-from sluice.engines.plugin_common.pool_credential import verified_tag
+from sluice.engines.plugin_common.pool_credential import created_of, job_of, verified_tag, weight_of
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
@@ -25,6 +25,7 @@ from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import Store, lean_job
 from sluice_operator.plan import Deletion
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.clock import parse
 from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS
 from tests.cluster.conftest import CRDS, StartOperator, StartUnder
 from tests.cluster.control_plane import ControlPlane
@@ -167,7 +168,7 @@ async def test_engines_accept_the_credential_of_a_job_and_its_workers_find_them(
 ) -> None:
     world, rollout = pools.world, POOLED["rollout"] | {"poolWeight": 3}
     await pools.create()
-    await world.create(**POOLED | {"rollout": rollout})
+    job = await world.create(**POOLED | {"rollout": rollout})
     await pools.until_pods(2)
     await world.until_pods(2, "rollout")
     await world.until_pods(1, "trainer")
@@ -176,7 +177,9 @@ async def test_engines_accept_the_credential_of_a_job_and_its_workers_find_them(
     clients = await world.pods("rollout") | await world.pods("trainer")
     for pod in clients.values():
         credential = await from_secret(pools, pod, "SLUICE_POOL_CREDENTIAL")
-        assert verified_tag(key, credential) == f"{pools.namespace}/demo:3"
+        tag = verified_tag(key, credential)
+        assert (job_of(tag), weight_of(tag)) == (f"{pools.namespace}/demo", 3)
+        assert created_of(tag) == parse(job["metadata"]["creationTimestamp"]).timestamp()
     urls = {
         entry["value"]
         for pod in (await world.pods("rollout")).values()

@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sluice.api import RLJob
 from sluice.engines.plugin_common.pool_credential import credential
-from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts import clock, names
 from sluice_operator.plan.facts.model import KubeObject
 
 KEY_BYTES = 32
@@ -124,7 +124,9 @@ class JobKeys:
         if purpose == names.GENERATE_POOL_CREDENTIAL and isinstance(owner, RLJob):
             rollout = owner.spec.rollout
             key = pool_key or self.pool_key(f"{owner.metadata.namespace}/{rollout.pool}")
-            text = credential(key, owner.key, rollout.pool_weight)
+            created = clock.parse_optional(owner.metadata.creation_timestamp)
+            seconds = int(created.timestamp()) if created else 0
+            text = credential(key, owner.key, rollout.pool_weight, seconds)
             return {**manifest, "stringData": {names.TOKEN_KEY: text}}
         return {**manifest, "stringData": {names.TOKEN_KEY: self.token(identity, purpose)}}
 

@@ -1,8 +1,11 @@
 """Credentials with which the jobs of a pool call its engines.
 
-A credential is `NAMESPACE/JOB:WEIGHT:SIGNATURE`. The pool's key signs the job's name and its
-weight, so an engine needs the key alone to know who calls, and no list of jobs. What a job names in
-an engine (a request, a communicator) begins with its tag, `NAMESPACE/JOB:WEIGHT!`.
+A credential is `NAMESPACE/JOB:WEIGHT:CREATED:SIGNATURE`. The pool's key signs the rest, so an
+engine needs the key alone to know who calls, and no list of jobs. What a job names in an engine (a
+request, a communicator) begins with its tag, `NAMESPACE/JOB:WEIGHT:CREATED!`.
+
+CREATED tells jobs of one name apart. Processes of a deleted job may still run on a node that is cut
+off, and an engine refuses them once a later job of the name has called.
 
 This file also runs in the processes of engines, linked from the plugin, and imports the standard
 library only.
@@ -19,7 +22,7 @@ LEAVE = "/sluice_leave"
 TAG_END = "!"
 
 
-def credential(key: str, job: str, weight: int) -> str:
+def credential(key: str, job: str, weight: int, created: int) -> str:
     """Return the credential of a job.
 
     Parameters
@@ -30,9 +33,11 @@ def credential(key: str, job: str, weight: int) -> str:
         Namespace and name, as `default/math`.
     weight
         Share of the pool's tokens relative to other jobs.
+    created
+        When the job was created, in seconds since 1970.
 
     """
-    tag = f"{job}:{weight}"
+    tag = f"{job}:{weight}:{created}"
     return f"{tag}:{_signature(key, tag)}"
 
 
@@ -62,8 +67,17 @@ def job_of(tag: str) -> str:
 
 def weight_of(tag: str) -> int:
     """Return the weight of the job; 1 if the tag has none."""
-    digits = tag.rpartition(":")[2]
-    return int(digits) if digits.isdecimal() and int(digits) > 0 else 1
+    return max(_number(tag, 1), 1)
+
+
+def created_of(tag: str) -> int:
+    """Return when the job was created, in seconds since 1970; 0 if the tag does not say."""
+    return _number(tag, 2)
+
+
+def _number(tag: str, place: int) -> int:
+    parts = tag.split(":")
+    return int(parts[place]) if len(parts) > place and parts[place].isdecimal() else 0
 
 
 def _signature(key: str, tag: str) -> str:

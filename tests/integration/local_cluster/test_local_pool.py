@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from pathlib import Path
 
 import pytest
 
 from sluice.api import RLEnginePool, RLJob
-from sluice.engines.plugin_common.pool_credential import verified_tag
+from sluice.engines.plugin_common.pool_credential import created_of, job_of, verified_tag
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.cluster.local import pools, run_state
 from sluice_operator.plan.facts import names
@@ -53,9 +54,12 @@ async def test_a_run_that_goes_on_has_a_credential_of_the_pools_present_key(
     )
     directory, job = pools.directory("shared"), pooled()
     directory.mkdir(parents=True)
+    before = int(time.time())
     with (directory / run_state.LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for key in (FIRST, SECOND):
             pools.write(pool, key, ("127.0.0.1:1",))
             credential = await credential_of(job, tmp_path / "run")
-            assert verified_tag(key, credential) == "default/demo:1"
+            tag = verified_tag(key, credential)
+            assert job_of(tag) == "default/demo"
+            assert before <= created_of(tag) <= time.time()

@@ -101,10 +101,10 @@ async def joined(
     *,
     weight: int = 1,
     attempt: int = 1,
-    run: str = "run-1",
+    created: int = 1,
 ) -> AsyncIterator[PoolJob]:
     """Let a job join the engine, with a rendezvous of its own. attempt: of its trainer."""
-    credential = pool_credential.credential(KEY, name, weight)
+    credential = pool_credential.credential(KEY, name, weight, created)
     settings = WeightSync.model_validate(
         {
             "transport": backend(),
@@ -120,11 +120,11 @@ async def joined(
             backend(),
             "127.0.0.1",
             PATIENCE,
-            f"trainer-0-{run}-{attempt}-0",
+            f"trainer-0-{attempt}-0",
             tag=pool_credential.name_start(credential),
         )
         caller = ("trainer-0", attempt)
-        sender = WeightSender(rendezvous.stub, caller, settings, transport, SGLANG, run=run)
+        sender = WeightSender(rendezvous.stub, caller, settings, transport, SGLANG, in_pool=True)
         sender.base = BaseModel(str(server.model), model_digest(server.model))
         with monkeypatch.context() as environment:
             environment.setenv(pool_credential.VARIABLE, credential)
@@ -141,20 +141,33 @@ async def joined(
                 await sender.close()
 
 
-async def test_another_run_of_a_job_uses_nothing_of_the_one_before(
+async def test_a_job_made_again_shares_nothing_with_the_deleted_one_that_still_runs(
     server: Sglang, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its attempts and versions begin again, while the engine has those of the run before."""
+    """Attempts and versions begin again, and the deleted job's processes change nothing."""
     before, after = adapter(base, 1), adapter(base, 2)
-    async with joined(server, "team/math", monkeypatch, attempt=3) as first:
+    old = merged(base, before, tmp_path / "old")
+    new = merged(base, after, tmp_path / "new")
+    async with (
+        joined(server, "team/math", monkeypatch, attempt=3) as deleted,
+        AsyncExitStack() as stack,
+    ):
         for version in (1, 2):
-            await first.publish(version, before)
-            assert await first.computes_as(merged(base, before, tmp_path / f"1-{version}"), version)
-    async with joined(server, "team/math", monkeypatch, run="run-2") as second:
+            await deleted.publish(version, before)
+            assert await deleted.computes_as(old, version)
+        job = await stack.enter_async_context(joined(server, "team/math", monkeypatch, created=2))
+        with pytest.raises(WeightsLostError, match="team/math has no adapter in this engine"):
+            await job.client.generate("early", PROMPT, SAMPLING)
         for version in (1, 2):
-            outcome = await second.publish(version, after)
+            outcome = await job.publish(version, after)
             assert not outcome.failed, outcome
-            assert await second.computes_as(merged(base, after, tmp_path / f"2-{version}"), version)
+            assert await job.computes_as(new, version)
+            # Its trainer comes back, and its worker ends.
+            outcome = await deleted.publish(version + 2, before)
+            assert "a later job of this name" in outcome.failed["rollout-0"], outcome
+            await deleted.client.leave()
+            assert await deleted.status("/generate", {"input_ids": PROMPT}) == 409
+            assert await job.computes_as(new, version)
 
 
 async def test_each_job_has_its_adapter(

@@ -6,6 +6,7 @@ import pytest
 
 from sluice.engines.plugin_common.pool_credential import (
     TAG_END,
+    created_of,
     credential,
     job_of,
     name_start,
@@ -18,10 +19,10 @@ KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 
 
 def test_a_credential_says_who_calls() -> None:
-    text = credential(KEY, "team/math", 3)
+    text = credential(KEY, "team/math", 3, 1700000000)
     tag = verified_tag(KEY, text)
-    assert tag == "team/math:3"
-    assert (job_of(tag), weight_of(tag)) == ("team/math", 3)
+    assert tag == "team/math:3:1700000000"
+    assert (job_of(tag), weight_of(tag), created_of(tag)) == ("team/math", 3, 1700000000)
     assert tag_of(f"{tag}{TAG_END}request-1") == tag
     assert tag_of(f"{name_start(text)}request-1") == tag
 
@@ -32,10 +33,11 @@ def test_a_credential_says_who_calls() -> None:
         "",
         ":",
         "team/math:3",
-        credential(OTHER_KEY, "team/math", 3),
-        credential(KEY, "team/math", 3).replace("math:3", "math:9"),
-        credential(KEY, "team/math", 3).replace("math", "code"),
-        credential(KEY, "team/math", 3) + "0",
+        credential(OTHER_KEY, "team/math", 3, 7),
+        credential(KEY, "team/math", 3, 7).replace("math:3", "math:9"),
+        credential(KEY, "team/math", 3, 7).replace(":7:", ":8:"),
+        credential(KEY, "team/math", 3, 7).replace("math", "code"),
+        credential(KEY, "team/math", 3, 7) + "0",
         "tëam/math:3:" + "0" * 64,
     ],
     ids=[
@@ -44,6 +46,7 @@ def test_a_credential_says_who_calls() -> None:
         "no signature",
         "another key",
         "another weight",
+        "another time",
         "another job",
         "a longer signature",
         "not ASCII",
@@ -55,5 +58,5 @@ def test_a_forged_credential_is_nobodys(text: str) -> None:
 
 def test_a_name_without_a_tag_is_nobodys() -> None:
     assert tag_of("request-1") == ""
-    assert weight_of("") == 1
+    assert (weight_of(""), created_of("")) == (1, 0)
     assert name_start("") == ""

@@ -165,7 +165,7 @@ def test_the_jobs_secret_has_a_credential_that_the_pools_key_signs() -> None:
         if manifest["kind"] == "Secret"
     }
     assert secrets["demo-pool-1234"]["stringData"] == {
-        "token": credential(keys.pool_key("default/shared"), "default/demo", 3)
+        "token": credential(keys.pool_key("default/shared"), "default/demo", 3, 0)
     }
     assert "demo-pool-1234" not in {
         manifest["metadata"]["name"] for manifest in supporting_objects(make_job())

@@ -193,10 +193,11 @@ class LocalCluster:
     async def apply(self, job: Owner, objects: Sequence[KubeObject]) -> None:
         self._state.job = job.key
         pool_key = pools.key(job) if isinstance(job, RLJob) else ""
+        owner = pools.as_created_now(job) if isinstance(job, RLJob) else job
         for document in objects:
             kind, name = document["kind"], document["metadata"]["name"]
             if kind != "Pod":
-                filled = self._keys.filled(job, document, pool_key)
+                filled = self._keys.filled(owner, document, pool_key)
                 self._state.objects[f"{kind}/{name}"] = services.accepted(
                     filled, self._state.ports, self._taken_ports()
                 )

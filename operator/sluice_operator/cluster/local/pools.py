@@ -20,6 +20,7 @@ from typing import Any
 from sluice.api import RLJob, manifest
 from sluice.api.pool import RLEnginePool, RLEnginePoolSpec
 from sluice_operator.cluster.local import run_state
+from sluice_operator.cluster.local.pod import now_text
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import KubeObject, PoolFacts
 from sluice_operator.plan.report.pool_fit import misfit
@@ -106,6 +107,12 @@ def is_credential(stored: KubeObject) -> bool:
     """
     annotations = stored["metadata"].get("annotations") or {}
     return bool(annotations.get(names.GENERATE) == names.GENERATE_POOL_CREDENTIAL)
+
+
+def as_created_now(job: RLJob) -> RLJob:
+    """Return the job for whose credential engines refuse processes that an earlier run has left."""
+    created = {"creation_timestamp": now_text()}
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update=created)})
 
 
 def running() -> list[RunningPool]:

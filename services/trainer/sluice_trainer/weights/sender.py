@@ -75,7 +75,7 @@ class WeightSender:
         transport: Transport,
         engine: Engine,
         *,
-        run: str = "",
+        in_pool: bool = False,
         colocated: bool = False,
         until_stopped: UntilStopped = _run_to_end,
     ) -> None:
@@ -93,9 +93,8 @@ class WeightSender:
             The way to the engines.
         engine
             Kind of the engines.
-        run
-            Name of the job's run, for engines that outlive it: an engine refuses attempts that are
-            older than one of the same run alone.
+        in_pool
+            The engines are those of a pool.
         colocated
             Engines share the trainer's GPUs: they wake up for an update and have released their
             memory before it (`rest`).
@@ -106,12 +105,12 @@ class WeightSender:
         self._stub = stub
         self._colocated = colocated
         self._name, self._attempt = caller
-        self._source = f"{self._name}{f'.{run}' if run else ''}/{self._attempt}"
+        self._source = f"{self._name}/{self._attempt}"
         self._sync = sync
         self._transport = transport
         self._engine = engine
         self._until_stopped = until_stopped
-        self._has_pool = bool(run)
+        self._in_pool = in_pool
         # The model of an adapter that is sent alone; None: all weights are sent.
         self.base: BaseModel | None = None
         # Engines that have the same model, with attempt and generation.
@@ -258,7 +257,7 @@ class WeightSender:
         model = await peer.control.base_model()
         if model.digest != self.base.digest:
             raise EngineRefusedError(
-                different_models(self.base, model, pool=self._has_pool), answered=True
+                different_models(self.base, model, pool=self._in_pool), answered=True
             )
         self._compared.add(_identity(peer))
 

@@ -68,7 +68,7 @@ class UpdateSession:
             sync.model_copy(update=resolved),
             self._transport(),
             engine_of(self._spec),
-            run=self._run,
+            in_pool=self._spec.uses_pool,
             colocated=colocated,
             until_stopped=self._background.until_stopped,
         )
@@ -99,11 +99,6 @@ class UpdateSession:
         return self._spec.transport(one_machine=self._env.advertise in _LOOPBACK)
 
     @property
-    def _run(self) -> str:
-        """Name of this run for engines of a pool; empty for engines that end with the job."""
-        return rpc.run_name() if self._spec.uses_pool else ""
-
-    @property
     def _sends_adapter_alone(self) -> bool:
         return self._spec.weight_sync.lora == "adapter" and not self._spec.debug.rollout_only
 
@@ -120,12 +115,11 @@ class UpdateSession:
             return Disk(versions, Path(self._spec.model.path), drawn=drawn)
         if kind == "ipc":
             return Ipc()
-        attempt_and_rank = f"{self._env.attempt}-{self._rank}"
         direct = Collective(
             kind,
             self._env.advertise,
             sync.timeout_seconds,
-            "-".join(filter(None, (self._env.name, self._run, attempt_and_rank))),
+            f"{self._env.name}-{self._env.attempt}-{self._rank}",
             tag=pool_credential.name_start(self._env.variables.get(pool_credential.VARIABLE, "")),
         )
         if sync.fan_out == "direct":

@@ -3,7 +3,8 @@
 Each call has the credential of a job. Names that the job gives to requests and communicators begin
 with its tag, by which the scheduler knows whose adapter to use (weights/adapter.py) and how much
 the job has had (fair_shares.py). The engine's version is that of the job's adapter. Calls that
-would touch other jobs are answered here or refused.
+would touch other jobs are answered here or refused, as are those of a deleted job whose name a
+later one has.
 """
 
 import json
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..pool_credential import LEAVE, TAG_END, job_of, verified_tag
+from ..pool_credential import LEAVE, TAG_END, created_of, job_of, verified_tag
 from ..startup import base_model
 from ..weights.transfer import GROUP_PREFIX
 from . import attempt_fence, ordered_buckets
@@ -53,8 +54,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(slots=True)
 class Job:
-    """A job that uses the engine."""
+    """A job that uses the engine. created: as in its credential."""
 
+    created: int
     version: str = FIRST_VERSION
     last_call: float = field(default_factory=time.monotonic)
 
@@ -91,6 +93,8 @@ class PoolJobs:
         """
         self.app, self.key, self.jobs, self.engine = app, key, jobs, engine
         self.max_jobs, self.silent_seconds = max_jobs, silent_seconds
+        # When the newest job of each name was created. Kept when a job is forgotten.
+        self._newest: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
@@ -101,18 +105,34 @@ class PoolJobs:
             await answer(send, 401, {"message": "expected the credential of a job of this pool"})
             return
         name = job_of(tag)
+        if created_of(tag) < self._newest.get(name, 0):
+            await attempt_fence.refuse(scope, send, f"{name}: a later job of this name is here")
+            return
+        self._newest[name] = created_of(tag)
         if scope["path"] == LEAVE:
             await self._forget([name])
             await answer(send, 200, {"success": True})
-            return
+        elif job := await self._job(name, created_of(tag)):
+            await self._serve(job, tag, scope, receive, send)
+        else:
+            message = f"this pool has {self.max_jobs} jobs already: raise its maxAdapters"
+            await answer(send, 429, {"success": False, "message": message})
+
+    async def _job(self, name: str, created: int) -> Job | None:
+        """Return the job that calls; None if the engine has no memory for it."""
         if name not in self.jobs and len(self.jobs) >= self.max_jobs:
             await self._forget_silent()
         if name not in self.jobs and len(self.jobs) >= self.max_jobs:
-            message = f"this pool has {self.max_jobs} jobs already: raise its maxAdapters"
-            await answer(send, 429, {"success": False, "message": message})
-            return
-        job = self.jobs.setdefault(name, Job())
+            return None
+        job = self.jobs.setdefault(name, Job(created))
+        if job.created < created:
+            # Its adapter has to come. The scheduler drops the older one then.
+            job = self.jobs[name] = Job(created)
         job.last_call = time.monotonic()
+        return job
+
+    async def _serve(self, job: Job, tag: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call for its job, or let the engine answer."""
         path = scope["path"]
         if path == VERSION:
             await answer(send, 200, {"weight_version": job.version})
@@ -183,10 +203,12 @@ def register(
     async def update(original: Any, manager: Any, obj: Any, request: Any = None) -> Any:
         check_group(manager, obj, request)
         success, message = await original(manager, obj, request)
-        # A job that has left in the middle of an update does not get it.
-        job = jobs.get(job_of(request.scope[TAG])) if request is not None else None
-        if success and obj.weight_version is not None and job is not None:
-            job.version = str(obj.weight_version)
+        if success and obj.weight_version is not None and request is not None:
+            tag = request.scope[TAG]
+            job = jobs.get(job_of(tag))
+            # A job that has left or was replaced in the middle of an update does not get it.
+            if job is not None and job.created == created_of(tag):
+                job.version = str(obj.weight_version)
         return success, message
 
     HookRegistry.register(f"{TOKENIZER}.update_weights_from_distributed", update, HookType.AROUND)

@@ -23,7 +23,7 @@ import torch
 
 from .. import fair_shares
 from ..fair_shares import FairShares
-from ..pool_credential import job_of, tag_of
+from ..pool_credential import created_of, job_of, tag_of
 from .adapter_store import PREFIX, AdapterStore
 from .added_adapter import AddedAdapter
 from .receive import failed_link, failure_on_any_rank, receive_data
@@ -149,8 +149,11 @@ class Updates:
 
         if not is_adapter(request.names):
             return original(updater, request)
-        job = self.job_of(request.group_name.removeprefix(GROUP_PREFIX))
+        group = request.group_name.removeprefix(GROUP_PREFIX)
+        job = self.job_of(group)
         try:
+            if isinstance(self.store, AdapterStore):
+                self.store.enter(job, created_of(tag_of(group)), updater.scheduler)
             self._receive(updater.tp_worker.model_runner.weight_updater, job, request)
             if request.weight_version is not None:
                 self.store.commit(job, request.weight_version, updater.scheduler)

@@ -95,8 +95,12 @@ class Version:
 
 @dataclass(slots=True)
 class JobAdapter:
-    """The adapter of a job: the versions that are held, and the update that is coming."""
+    """The adapter of a job: the versions that are held, and the update that is coming.
 
+    created: when the job was created, which tells jobs of one name apart.
+    """
+
+    created: int = 0
     coming: list[Bucket] = field(default_factory=list)
     # Names inside SGLang, the newest last.
     held: list[str] = field(default_factory=list)
@@ -153,6 +157,19 @@ class AdapterStore:
     def begin(self, job: str) -> None:
         """Begin an update, and drop what has come of one that has not ended."""
         self.jobs.setdefault(job, JobAdapter()).coming = []
+
+    def enter(self, job: str, created: int, scheduler: Any) -> None:
+        """Let a job bring an update, and drop the adapter of an older job of its name.
+
+        Raises ValueError if a later job of this name has brought one. The HTTP process refuses such
+        a job as well, but its call may have waited there.
+        """
+        adapter = self.jobs.get(job)
+        if adapter is not None and created < adapter.created:
+            raise ValueError(f"{job}: a later job of this name has brought its adapter")
+        if adapter is not None and created > adapter.created:
+            self.forget(job, scheduler)
+        self.jobs.setdefault(job, JobAdapter(created))
 
     def bucket(self, job: str, names: Any, dtypes: Any, shapes: Any) -> Bucket:
         """Return memory for the next bucket of a job's update, which holds whole layers.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..pool_credential import tag_of
+from ..pool_credential import job_of, tag_of
 from .cached_model_scan import same_parameters
 from .relay import LINK_PREFIX, Link, Links, Route, route
 from .transfer import (
@@ -246,8 +246,8 @@ def is_trainers(group: str) -> bool:
 
 
 def owner(group: str) -> str:
-    """Return the tag of the job whose trainer this is; empty if the engine has one job."""
-    return tag_of(group.removeprefix(GROUP_PREFIX))
+    """Return the name of the job whose trainer this is; empty if the engine has one job."""
+    return job_of(tag_of(group.removeprefix(GROUP_PREFIX)))
 
 
 def give_up(groups: dict[str, Any], names: list[str]) -> None:
