@@ -36,7 +36,7 @@ class AnswerHistory:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """A sample in a table: its cells, and thumbnails of the prompt's images as data URLs."""
+    """A sample in a table: its cells, and thumbnails of its images as data URLs."""
 
     cells: Sequence[str]
     images: Sequence[str] = ()
@@ -75,7 +75,7 @@ def newest(directory: Path) -> tuple[list[str], list[SampleRow]]:
 
 def _images(directory: Path, record: Mapping[str, Any]) -> list[str]:
     prompt = record.get("prompt")
-    digests = referred(prompt) if isinstance(prompt, list) else []
+    digests = record.get("images") or (referred(prompt) if isinstance(prompt, list) else [])
     return thumbnail.data_urls(directory / "samples", digests[: thumbnail.PER_PROMPT])
 
 

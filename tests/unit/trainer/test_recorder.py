@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,19 @@ def test_images_of_sampled_prompts_have_a_thumbnail_each(tmp_path: Path) -> None
     recorder.close()
     assert asked == [known.digest, forgotten.digest, forgotten.digest], "it is fetched once"
     assert [path.stem for path in (tmp_path / "samples/images").iterdir()] == [known.digest]
+
+
+def test_images_of_an_agent_have_thumbnails_in_its_first_sample(tmp_path: Path) -> None:
+    images = {image.digest: image for image in (png(seed=seed) for seed in range(7))}
+    first, *others = images
+    recorder = Recorder(tmp_path, 1, fetch_images=lambda digests: [images[d] for d in digests])
+    samples = [Sample(0, images=[first, *others[:4]]), Sample(1, images=[first, others[5]])]
+    recorder.samples(1, [SampleGroup(Prompt(0, "", images=[first]), samples)])
+    recorder.close()
+    written = {path.stem for path in (tmp_path / "samples/images").iterdir()}
+    assert written == {first, *others[:3]}
+    rows = [json.loads(line) for line in (tmp_path / "samples/step_0000001.jsonl").open()]
+    assert [row["images"] for row in rows] == [sample.images for sample in samples]
 
 
 def test_trackers_get_the_metrics_of_the_run_directory(tmp_path: Path) -> None:

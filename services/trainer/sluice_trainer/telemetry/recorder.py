@@ -211,6 +211,7 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
         "index": sample.index,
         "prompt": group.prompt.prompt,
         **{n: sample.metadata[n] for n in (TURNS, BRANCH_TURNS) if n in sample.metadata},
+        **({"images": sample.images} if sample.images != group.prompt.images else {}),
         "response": sample.response,
         "label": group.prompt.label,
         "reward": sample.reward,

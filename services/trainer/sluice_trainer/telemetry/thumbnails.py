@@ -1,4 +1,4 @@
-"""Thumbnails of the images of sampled prompts."""
+"""Thumbnails of the images of sampled prompts and agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice_trainer.batch.images import FetchImages
 
 
 class Thumbnails:
-    """Writes a thumbnail of each image of sampled prompts next to the samples.
+    """Writes a thumbnail of each image of sampled prompts and agents next to the samples.
 
     Parameters
     ----------
@@ -28,12 +28,16 @@ class Thumbnails:
         self._samples, self._fetch = samples, fetch
 
     def write(self, groups: Sequence[SampleGroup]) -> None:
-        """Write those that are not there yet, of the first images of each prompt.
+        """Write those that are not there yet, of the first images of each prompt's first sample.
 
-        An image that the buffer has forgotten has none.
+        Those of a prompt come before those that an agent has sent. An image that the buffer has
+        forgotten has none.
         """
         digests = dict.fromkeys(
-            digest for group in groups for digest in group.prompt.images[: thumbnail.PER_PROMPT]
+            digest
+            for group in groups
+            for images in (group.prompt.images, *(sample.images for sample in group.samples[:1]))
+            for digest in images[: thumbnail.PER_PROMPT]
         )
         for digest in digests:
             if thumbnail.path_of(self._samples, digest).exists():
