@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,25 @@ def seed() -> int:
 
 
 def test_every_process_may_be_killed(laptop: Callable[..., Laptop], engine: str) -> None:
+    kill_each_process(laptop, f"rollout.engine={engine}")
+
+
+@pytest.mark.long
+def test_every_process_may_be_killed_while_an_adapter_trains(
+    laptop: Callable[..., Laptop], pretrained: Path
+) -> None:
+    """An engine that joins reads the model from disk, and gets the newest adapter alone."""
+    kill_each_process(
+        laptop,
+        f"model={{path: {pretrained}, init: pretrained}}",
+        "weightSync={lora: adapter, pauseMode: versions}",
+        "trainer.backend=fsdp",
+        "trainer.lora={rank: 4, alpha: 8}",
+        "trainer.optimizer.lr=0.01",
+    )
+
+
+def kill_each_process(laptop: Callable[..., Laptop], *overrides: str) -> None:
     """All roles and `sluice run` itself, one after the other in random order, within one run."""
     chosen = seed()
     print("SLUICE_TEST_SEED", chosen)
@@ -29,7 +49,7 @@ def test_every_process_may_be_killed(laptop: Callable[..., Laptop], engine: str)
     draw.shuffle(victims)
     total = STEPS_BETWEEN * (len(victims) + 1) + 4
     run = laptop(
-        f"rollout.engine={engine}",
+        *overrides,
         f"trainer.steps={total}",
         f"rollout.batchSize={GROUPS}",
         f"data.seed={chosen % 1000}",
