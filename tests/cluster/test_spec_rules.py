@@ -44,6 +44,17 @@ WITHOUT_IMAGES: list[tuple[dict[str, Any], str]] = [
     ({"reward": {"model": {"url": "http://judge"}}}, "a reward model gets no images"),
     ({"debug": {"replay": "runs/rollouts"}}, "dumped rollouts name their images"),
     (
+        {
+            "trainer": {
+                "steps": 1,
+                "backend": "fsdp",
+                "gpusPerNode": 2,
+                "parallelism": {"context": 2},
+            }
+        },
+        "ranks cannot share sequences with images yet",
+    ),
+    (
         {"weightSync": {"lora": "adapter"}, "trainer": {"steps": 1, **FSDP_LORA}},
         "engines serve no adapter of a model with images",
     ),
@@ -284,7 +295,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
             {"trainer": {"steps": 4, "backend": "fsdp", "parallelism": {kind: 2}}},
             f"backend: fsdp has no parallelism.{kind}",
         )
-        for kind in ("tensor", "pipeline", "context", "expert")
+        for kind in ("tensor", "pipeline", "expert")
     ),
     ({"trainer": {"steps": 4, "offload": "all"}}, "only a trainer that shares its GPUs offloads"),
     (

@@ -205,7 +205,7 @@ def _config(draft: Draft, settings: Settings) -> None:
 
 
 def _fsdp(draft: Draft, settings: Settings) -> None:
-    """Translate options of FSDP: weights on the CPU, and sequence parallelism."""
+    """Translate the option of FSDP that keeps weights on the CPU."""
     groups = (_ACTOR, f"{_ACTOR}.fsdp_config")
     offload = settings.take(f"{_ACTOR}.fsdp_config.offload_policy")
     strategies = [settings.get(f"{group}.strategy") for group in groups]
@@ -213,14 +213,6 @@ def _fsdp(draft: Draft, settings: Settings) -> None:
         return
     if offload and offload.value is True:
         draft.set("trainer.cpuOffload", "all", offload.name)
-    for group in groups:
-        ranks = settings.take(f"{group}.ulysses_sequence_parallel_size")
-        if ranks and ranks.value not in (None, 1):
-            why = (
-                "trainer.backend: fsdp does not split sequences; use megatron with "
-                "trainer.parallelism.context"
-            )
-            draft.note("not translated", ranks.shown, why, ranks.line)
 
 
 def _length(draft: Draft, settings: Settings) -> None:

@@ -156,15 +156,9 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     f"{_ACTOR}.tis_imp_ratio_cap": Unsupported(
         "set algorithm.offPolicy.method: tis and high", unless=(-1, None)
     ),
-    f"{_ACTOR}.ulysses_sequence_parallel_size": Field(
-        "trainer.parallelism.context",
-        as_integer,
-        "sluice splits sequences by context parallelism, not by Ulysses",
-    ),
+    f"{_ACTOR}.ulysses_sequence_parallel_size": Field("trainer.parallelism.context", as_integer),
     f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": Field(
-        "trainer.parallelism.context",
-        as_integer,
-        "sluice splits sequences by context parallelism, not by Ulysses",
+        "trainer.parallelism.context", as_integer
     ),
     f"{_ACTOR}.fsdp_config.fsdp_size": Covered(
         "the optimizer is spread over all data parallel ranks"

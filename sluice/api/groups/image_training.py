@@ -16,6 +16,13 @@ IMAGE_TRAINING = (
         "trainer.backend",
     ),
     requires(
+        _IMAGES,
+        field("trainer.parallelism.context") == 1,
+        "ranks cannot share sequences with images yet: with data.images leave "
+        "trainer.parallelism.context out",
+        "trainer.parallelism.context",
+    ),
+    requires(
         field("trainer.freeze").is_set,
         _IMAGES,
         "freeze names parts of a vision-language model: set data.images, or leave it out",

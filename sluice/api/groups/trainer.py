@@ -41,7 +41,8 @@ class Parallelism(Model):
     context: PositiveInt = Field(
         1,
         description="Number of ranks that share the tokens of a micro-batch, which may then "
-        "have this many times maxTokensPerGpu.",
+        "have this many times maxTokensPerGpu. With backend: fsdp they share the heads of "
+        "attention, whose number must be a multiple (DeepSpeed-Ulysses).",
     )
     expert: PositiveInt = Field(
         1,
@@ -124,12 +125,12 @@ _FSDP = field("backend") == "fsdp"
 
 
 def _whole(name: str) -> Rule:
-    """FSDP2 spreads parameters and sequences over all ranks, and cannot share them otherwise."""
+    """FSDP2 spreads parameters over all ranks, and cannot share them otherwise."""
     return only_with(
         f"parallelism.{name}",
         _MEGATRON,
-        f"backend: fsdp has no parallelism.{name}: it spreads parameters and sequences over all "
-        "trainer processes; leave it out, or choose backend: megatron",
+        f"backend: fsdp has no parallelism.{name}: it spreads parameters over all trainer "
+        "processes; leave it out, or choose backend: megatron",
     )
 
 
@@ -332,7 +333,7 @@ class Trainer(Model):
             "on GPUs deterministic needs precision: bf16, as the engine has it",
             "precision",
         ),
-        *map(_whole, ("tensor", "pipeline", "context", "expert")),
+        *map(_whole, ("tensor", "pipeline", "expert")),
     )
 
     @property

@@ -309,7 +309,7 @@ def test_verls_teacher_is_translated(tmp_path: Path) -> None:
         (
             "actor_rollout_ref.actor.strategy=fsdp2 "
             "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4",
-            {"trainer": {"backend": "fsdp", "parallelism": None}},
+            {"trainer": {"backend": "fsdp", "parallelism": {"context": 4}}},
         ),
         ("actor_rollout_ref.actor.strategy=megatron", {"trainer": {"backend": "megatron"}}),
         (

@@ -2,11 +2,13 @@
 
 A model uses an implementation that keeps packed sequences apart. On GPUs without the flash-attn
 package that is torch's own FlashAttention (`sluice_packed`), which neither computes scores between
-sequences nor needs a mask of [tokens, tokens].
+sequences nor needs a mask of [tokens, tokens]. Ranks that share rows compute it too, on CPUs with
+torch's operation for each sequence.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,12 +18,16 @@ from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available
 
 from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.fsdp.row_share import RowShare
 from sluice_trainer.kernels import flash_attention
+from sluice_trainer.model.unsupported import UnsupportedModelError
 
 PACKED_ATTENTION = "sluice_packed"
 
 
-def attention(kind: type[Any], config: Any, dtype: torch.dtype) -> str:
+def attention(
+    kind: type[Any], config: Any, dtype: torch.dtype, *, shares_rows: bool = False
+) -> str:
     """Return the name of transformers' attention implementation to use.
 
     It keeps packed sequences apart. If the family's attention is more than a softmax (sinks of
@@ -35,9 +41,23 @@ def attention(kind: type[Any], config: Any, dtype: torch.dtype) -> str:
         Configuration of its text model.
     dtype
         Precision of computation.
+    shares_rows
+        Whether ranks share the tokens of a row.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The family's attention cannot be computed by ranks that share rows.
 
     """
     softmax_only = kind._supports_sdpa and not getattr(config, "attn_logit_softcapping", None)
+    if shares_rows:
+        if not (softmax_only and kind._supports_attention_backend):
+            raise UnsupportedModelError(
+                f"ranks cannot share the attention of model_type {config.model_type!r}: leave "
+                "trainer.parallelism.context out, or choose backend: megatron"
+            )
+        return PACKED_ATTENTION
     if not softmax_only:
         return "eager"
     if DEVICE.type == "cuda" and dtype != torch.float32:
@@ -68,6 +88,7 @@ def packed_attention(
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor,
     max_length_q: int,
+    row_share: RowShare | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each packed sequence, as transformers calls it.
@@ -88,6 +109,9 @@ def packed_attention(
         [sequences + 1] int32, starts of the sequences and the end of the last one.
     max_length_q
         Tokens of the longest sequence.
+    row_share
+        This rank's position among those that share the row; None: it has all tokens. The bounds are
+        those of the whole row.
 
     Returns
     -------
@@ -98,7 +122,10 @@ def packed_attention(
     width = v.shape[-1]
     if width != q.shape[-1]:
         v = F.pad(v, (0, q.shape[-1] - width))  # latent attention has wider keys than values
-    out = flash_attention.attend2(
+    if row_share is not None:
+        q, k, v = row_share.whole_row(q, k, v)
+    attend = flash_attention.attend2 if q.is_cuda and q.dtype != torch.float32 else _attend
+    out = attend(
         q,
         k,
         v,
@@ -109,7 +136,34 @@ def packed_attention(
         # comparison here would be a guard, and each result another compilation of every layer.
         window=sliding_window,
     )
+    if row_share is not None:
+        out = row_share.all_heads(out)
     return out[None, ..., :width], None
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Do the same as `flash_attention.attend2`, which needs a GPU and 16 bits."""
+    bounds = starts[0].tolist()
+    outputs = []
+    for start, end in pairwise(bounds):
+        query, key, value = (x[start:end].transpose(0, 1) for x in (q, k, v))
+        mask = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).tril()
+        if window is not None:
+            mask = mask.triu(1 - window)
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
+        )
+        outputs.append(out.transpose(0, 1))
+    return torch.cat(outputs)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -18,6 +18,7 @@ from sluice_trainer.fsdp.learner import score
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.lora import without_adapter
 from sluice_trainer.fsdp.net import Net, forward, forward_hidden
+from sluice_trainer.fsdp.row_share import RowShare
 from sluice_trainer.fsdp.sharding import build, reshard
 from sluice_trainer.policy.teacher import check_vocabulary, reference_weights, teacher_directory
 from sluice_trainer.step.divergence import TeacherDivergence
@@ -28,9 +29,11 @@ from sluice_trainer.step.packing import MicroBatch
 class ShardedFrozenModel:
     """A model with fixed weights, sharded over all ranks, in the precision of computation."""
 
-    def __init__(self, spec: RLJobSpec, size: MicroBatchSize, recipe: Recipe, ranks: Ranks) -> None:
+    def __init__(
+        self, spec: RLJobSpec, size: MicroBatchSize, recipe: Recipe, ranks: Ranks, share: RowShare
+    ) -> None:
         recipe = replace(recipe, lora=None)
-        self.net: Net = build(recipe, ranks, spec.trainer, learns=False)
+        self.net: Net = build(recipe, ranks, share, spec.trainer, learns=False)
         self._spec, self._size, self._ranks = spec, size, ranks
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
@@ -90,11 +93,12 @@ def reference(
     directory, drawn = weights
     if policy.lora and directory == policy.directory:
         return BaseModel(spec, size, net, ranks)
-    return ShardedFrozenModel(spec, size, replace(policy, directory=directory, drawn=drawn), ranks)
+    recipe = replace(policy, directory=directory, drawn=drawn)
+    return ShardedFrozenModel(spec, size, recipe, ranks, net.share)
 
 
 def teacher(
-    spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks
+    spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks, share: RowShare
 ) -> ShardedFrozenModel | None:
     """Return the teacher, or None if the trainer does not score with one.
 
@@ -112,7 +116,7 @@ def teacher(
     check_vocabulary(
         spec, policy.directory, directory, student=student_words, teacher=teacher_words
     )
-    return ShardedFrozenModel(spec, size, recipe, ranks)
+    return ShardedFrozenModel(spec, size, recipe, ranks, share)
 
 
 def _words(config: object) -> int:

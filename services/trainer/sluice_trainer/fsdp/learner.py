@@ -22,7 +22,7 @@ from sluice_trainer.fsdp.row import row
 from sluice_trainer.fsdp.sharding import local_shard, reshard
 from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
-from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
+from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, share_of, with_loss
 from sluice_trainer.step.results import (
     Loss,
     StepResult,
@@ -70,7 +70,10 @@ class ShardedLearner(Learner):
                 objective = loss(forward(self.net, batch), batch.loss)
                 objective.loss.backward()  # type: ignore[no-untyped-call]
                 objectives.append(objective)
-        sums = reduced(summed([o.sums for o in objectives]), dist.ReduceOp.SUM)
+        own = summed([o.sums for o in objectives])
+        if self.net.share.rank:  # all ranks that share a row have the same sums
+            own = {name: torch.zeros_like(value) for name, value in own.items()}
+        sums = reduced(own, dist.ReduceOp.SUM)
         maxima = reduced(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
         check_loss(sums)
         limit = self._rates.clip_grad or math.inf
@@ -135,18 +138,20 @@ def micro_batches(
 
     All ranks gather each layer together, so all need the same number of passes.
     """
-    max_tokens = size.tokens if net.packs else 1  # 1: a row per sequence
+    max_tokens = size.tokens * net.share.size if net.packs else 1  # 1: a row per sequence
     bins = pack([len(s.tokens) for s in shard], max_tokens)
     count = max(*ranks.gather(len(bins)), 1)
-    return [
-        packed_row(
-            shard,
-            members,
-            DEVICE,
-            partial(row, device=DEVICE, images=[shard[i].images for i in members]),
-        )
-        for members in equalise(bins, count)
-    ]
+    return [micro_batch(net, shard, members) for members in equalise(bins, count)]
+
+
+def micro_batch(net: Net, shard: Seq[Sequence], members: Seq[int]) -> MicroBatch:
+    """Return the row of these members of the shard, or this rank's share of it."""
+    images = [shard[i].images for i in members]
+    if net.share.size == 1:
+        return packed_row(shard, members, DEVICE, partial(row, device=DEVICE, images=images))
+    layout = partial(row, device=DEVICE, share=net.share)
+    whole = packed_row(shard, members, DEVICE, layout, multiple=net.share.size)
+    return share_of(whole, net.share.held(len(whole.tokens)).to(DEVICE))
 
 
 @torch.no_grad()

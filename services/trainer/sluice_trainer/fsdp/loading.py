@@ -45,6 +45,8 @@ class Recipe:
     vision
         Parts of a vision-language model that are trained besides its language model; None: build
         the language model alone.
+    shares_rows
+        Whether ranks share the tokens of a row.
 
     """
 
@@ -56,6 +58,7 @@ class Recipe:
     trust_remote_code: bool = False
     lora: Lora | None = None
     vision: frozenset[VisionPart] | None = None
+    shares_rows: bool = False
 
     def config(self) -> Any:
         """Return transformers' configuration.
@@ -86,7 +89,9 @@ class Recipe:
         # A value head replaces the output layer, which can then not be the embedding.
         if self.values:
             text.tie_word_embeddings = config.tie_word_embeddings = False
-        config._attn_implementation = attention(kind, text, self.compute)
+        config._attn_implementation = attention(
+            kind, text, self.compute, shares_rows=self.shares_rows
+        )
         if self.vision is not None:
             config.vision_config._attn_implementation = tower_attention(config._attn_implementation)
         return config

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.distributed.device import DEVICE
-from sluice_trainer.fsdp.learner import compute
+from sluice_trainer.fsdp.learner import compute, micro_batch
 from sluice_trainer.fsdp.net import Net, forward, forward_plain
 from sluice_trainer.fsdp.row import row
 from sluice_trainer.model.unsupported import UnsupportedModelError
-from sluice_trainer.step.packing import Forward, packed_row
+from sluice_trainer.step.packing import Forward, MicroBatch, packed_row
 
 _LENGTHS = (24, 40)
 # Mean difference of log-probs that rounding explains in every precision.
@@ -62,17 +62,18 @@ def check_log_probs(net: Net, precision: torch.dtype, seed: int) -> None:
 
 
 def _packed(net: Net, sequences: list[Sequence]) -> Tensor:
-    return _log_probs(net, sequences, partial(forward, temperature=1.0))
+    batch = micro_batch(net, sequences, range(len(sequences)))
+    return _log_probs(net, batch, partial(forward, temperature=1.0))
 
 
 def _plain(net: Net, sequences: list[Sequence]) -> Tensor:
     tokens = [torch.from_numpy(s.tokens.astype(np.int64)).to(DEVICE) for s in sequences]
-    return _log_probs(net, sequences, partial(forward_plain, sequences=tokens))
-
-
-def _log_probs(net: Net, sequences: list[Sequence], numbers: Forward) -> Tensor:
-    """Return the log-probs [r] of sequences in one row."""
     batch = packed_row(sequences, range(len(sequences)), DEVICE, partial(row, device=DEVICE))
+    return _log_probs(net, batch, partial(forward_plain, sequences=tokens))
+
+
+def _log_probs(net: Net, batch: MicroBatch, numbers: Forward) -> Tensor:
+    """Return the log-probs [r] of the sequences in a row."""
     return torch.cat(compute(net, [batch], numbers)[0])
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sluice_trainer.fsdp import vision
 from sluice_trainer.fsdp.families import backbone, can_pack, final_transform
 from sluice_trainer.fsdp.row import row
+from sluice_trainer.fsdp.row_share import RowShare, check_shareable
 from sluice_trainer.step.divergence import TeacherDivergence
 from sluice_trainer.step.head import Head, score_tokens
 from sluice_trainer.step.logits import TokenNumbers, log_probs_and_entropies
@@ -25,21 +26,34 @@ class Net(nn.Module):
 
     Everything that reads parameters must run inside a call of this module, because FSDP gathers
     parameters around calls.
+
+    Parameters
+    ----------
+    model
+        A model of transformers.
+    share
+        This rank's position among those that share rows.
+
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, share: RowShare) -> None:
         super().__init__()
         self.model = model
         self.final = final_transform(model.config.get_text_config())
         # True if a row may hold several sequences.
         self.packs = can_pack(model)
+        check_shareable(model, share.size, packs=self.packs)
+        self.share = share
         self.tower = vision.Tower(model) if vision.has_vision(model) else None
 
     def forward(self, batch: MicroBatch, numbers: Numbers) -> Tensor:
         return numbers(self, batch)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
-        """Return the states [r, h] before the output layer that predict the response tokens."""
+        """Return the states before the output layer that predict this rank's response tokens.
+
+        [r, h], or of the tokens that it has of a shared row.
+        """
         attention = self.model.config._attn_implementation
         if self.tower is not None:
             states = vision.hidden_states(
@@ -107,7 +121,8 @@ def forward(
             None if batch.teacher_hidden is None else batch.teacher_hidden.to(batch.targets.device)
         )
         head = net.output(fp32=fp32_head)
-        return score_tokens(score, net.hidden(batch), head, batch.targets, teacher_hidden)
+        scores = score_tokens(score, net.hidden(batch), head, batch.targets, teacher_hidden)
+        return _from_all_shares(net, batch, scores)
 
     result: Tensor = net(batch, score_targets)
     return result
@@ -126,11 +141,19 @@ def forward_values(net: Net, batch: MicroBatch) -> Tensor:
 def _values(net: Net, batch: MicroBatch) -> Tensor:
     # A view would lose FSDP's hook on the output in the next in-place operation.
     values: Tensor = net.head(net.hidden(batch)).squeeze(-1)[None].float()
-    return values.clone()
+    return _from_all_shares(net, batch, values.clone())
+
+
+def _from_all_shares(net: Net, batch: MicroBatch, scores: Tensor) -> Tensor:
+    """Return [k, r], the scores of all ranks that share the row, on each of them."""
+    if batch.local_positions is None:
+        return scores
+    whole = scores.new_zeros(len(scores), sum(batch.response_lengths))
+    return net.share.sum(whole.index_copy(1, batch.local_positions, scores))
 
 
 def forward_hidden(net: Net, batch: MicroBatch) -> Tensor:
-    """Return [r, h] hidden states before the output layer."""
+    """Return [r, h] hidden states before the output layer, of this rank's response tokens."""
     result: Tensor = net(batch, Net.hidden)
     return result
 

@@ -29,6 +29,7 @@ from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.log_prob_check import check_log_probs
 from sluice_trainer.fsdp.lora import adapter_config, initial_parameters, trained_parameters
 from sluice_trainer.fsdp.net import Net, forward, forward_values
+from sluice_trainer.fsdp.row_share import RowShare
 from sluice_trainer.fsdp.sharding import build, gathered, local_shard, reshard
 from sluice_trainer.fsdp.vision import check_positions
 from sluice_trainer.lora.checkpoint import AdapterPart, read_part
@@ -64,10 +65,11 @@ class ShardedPolicy(LearningPolicy):
     ) -> None:
         super().__init__(spec, model_dir, author)
         join(timeout)
+        self._share = RowShare.of_process(spec.trainer.parallelism.context, timeout)
         self.ranks = Ranks.of_process(
             timeout,
-            data_parallel_rank=dist.get_rank(),
-            data_parallel_size=dist.get_world_size(),
+            data_parallel_rank=dist.get_rank() // self._share.size,
+            data_parallel_size=dist.get_world_size() // self._share.size,
         )
         recipe = Recipe(
             model_dir,
@@ -77,6 +79,7 @@ class ShardedPolicy(LearningPolicy):
             trust_remote_code=spec.model.trust_remote_code,
             lora=spec.trainer.lora,
             vision=spec.trainer.trained_parts if spec.data.images else None,
+            shares_rows=self._share.size > 1,
         )
         config = recipe.config()
         # The setting of the model that is built: of the whole, or of its language model alone.
@@ -85,7 +88,7 @@ class ShardedPolicy(LearningPolicy):
         check_tied(tied, config.model_type, engine_of(spec).layout.untied, spec.rollout.engine)
         self._compute = recipe.compute
         total_steps, settings = total_steps or spec.trainer.steps, spec.algorithm.value_model
-        net = build(recipe, self.ranks, spec.trainer, learns=True)
+        net = build(recipe, self.ranks, self._share, spec.trainer, learns=True)
         if not recipe.drawn:
             self._check_names(net.model)
         self._adapter = adapter_config(net.model, model_dir) if recipe.lora else None
@@ -96,7 +99,7 @@ class ShardedPolicy(LearningPolicy):
         size, rates = self._micro_batch_size, spec.trainer.optimizer
         self._learner = ShardedLearner(net, spec, size, self.ranks, rates, own_steps)
         self._reference = frozen_model.reference(spec, size, recipe, self.ranks, net)
-        self._teacher = frozen_model.teacher(spec, size, recipe, self.ranks)
+        self._teacher = frozen_model.teacher(spec, size, recipe, self.ranks, self._share)
         self.critic = self._critic(settings, recipe, total_steps) if settings else None
         scorers = [model.net for model in (self._reference, self._teacher) if model]
         frozen = [scorer for scorer in scorers if scorer is not net]
@@ -139,7 +142,7 @@ class ShardedPolicy(LearningPolicy):
         if settings.model_path:
             recipe = replace(recipe, directory=Path(settings.model_path), drawn=False)
         spec, size = self.spec, self._micro_batch_size
-        net = build(recipe, self.ranks, spec.trainer, learns=True)
+        net = build(recipe, self.ranks, self._share, spec.trainer, learns=True)
         rates = critic.rates(settings, spec.trainer.optimizer)
         learner = ShardedLearner(net, spec, size, self.ranks, rates, total_steps)
         return critic.CriticModel(settings, learner, forward_values)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sluice_trainer.batch.images import PlacedImage
 from sluice_trainer.fsdp.row_images import RowImages, row_images
+from sluice_trainer.fsdp.row_share import RowShare
 
 
 @dataclass(slots=True)
@@ -21,13 +22,16 @@ class Row:
     Attributes
     ----------
     positions
-        [t] int64, position of each token in its sequence.
+        [t] int64, position of each token in its sequence; of this rank's tokens if ranks share the
+        row.
     lengths
         Lengths of the sequences.
     starts
         [sequences + 1] int32, starts of the sequences and the end of the last one.
     images
         The images in the row; None if it has none.
+    share
+        This rank's position among those that share the row; None: it has all of it.
 
     """
 
@@ -35,6 +39,7 @@ class Row:
     lengths: tuple[int, ...]
     starts: Tensor
     images: RowImages | None = None
+    share: RowShare | None = None
 
     def arguments(self, attention: str) -> dict[str, Any]:
         """Return the arguments of a model call in addition to its tokens.
@@ -51,17 +56,26 @@ class Row:
             "cu_seq_lens_k": self.starts,
             "max_length_q": longest,
             "max_length_k": longest,
+            "row_share": self.share,
         }
 
 
-def row(lengths: list[int], device: torch.device, images: Seq[Seq[PlacedImage]] = ()) -> Row:
+def row(
+    lengths: list[int],
+    device: torch.device,
+    images: Seq[Seq[PlacedImage]] = (),
+    share: RowShare | None = None,
+) -> Row:
     """Return the row of sequences of these lengths.
 
-    images: those of each sequence; the last sequences may be left out.
+    images: those of each sequence; the last sequences may be left out. share: this rank's position
+    among those that share the row; None: it has all tokens.
     """
     sizes = torch.tensor(lengths, dtype=torch.int64)
     ends = torch.cumsum(sizes, 0)
     positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - sizes, sizes)
+    if share is not None:
+        positions = positions[share.held(len(positions))]
     starts = F.pad(ends, (1, 0)).to(device, torch.int32)
     placed = row_images(lengths, images, device) if any(images) else None
-    return Row(positions.to(device), tuple(lengths), starts, placed)
+    return Row(positions.to(device), tuple(lengths), starts, placed, share)

@@ -27,11 +27,12 @@ from sluice_trainer.fsdp.families import decoder_layers
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.lora import adapter_part
 from sluice_trainer.fsdp.net import Net
+from sluice_trainer.fsdp.row_share import RowShare
 from sluice_trainer.fsdp.vision import tower_blocks, trained_in_tower
 from sluice_trainer.kernels.compiled import compiled
 
 
-def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Net:
+def build(recipe: Recipe, ranks: Ranks, share: RowShare, trainer: Trainer, *, learns: bool) -> Net:
     """Return the model with its initial weights, sharded over all ranks. Collective.
 
     Only rank 0 reads a checkpoint. With `cpuOffload: all` the shards stay in host memory and are
@@ -44,6 +45,8 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
         Configuration and initial weights.
     ranks
         All ranks of the trainer.
+    share
+        This rank's position among those that share rows.
     trainer
         Settings of memory and recomputation.
     learns
@@ -58,7 +61,7 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and adapter_part(name) is None:
             parameter.data = parameter.data.to(recipe.compute)
-    net = Net(model)
+    net = Net(model, share)
     host = trainer.cpu_offload == "all"
     policy = CPUOffloadPolicy(pin_memory=DEVICE.type == "cuda") if host else OffloadPolicy()
     spread = partial(_apply_fsdp, compute=recipe.compute if learns else None, offload=policy)

@@ -144,6 +144,24 @@ def packed_row(
     )
 
 
+def share_of(batch: MicroBatch, held: Tensor) -> MicroBatch:
+    """Return the part of a whole row that one of the ranks that share it computes.
+
+    held: positions of its tokens, [share].
+    """
+    place = torch.full_like(batch.tokens, -1)
+    place[held] = torch.arange(len(held), device=held.device)
+    predicted = torch.nonzero(place[batch.predicting] >= 0).squeeze(-1)
+    return replace(
+        batch,
+        tokens=batch.tokens[held],
+        predicting=place[batch.predicting[predicted]],
+        targets=batch.targets[predicted],
+        local_positions=predicted,
+        experts=None if batch.experts is None else batch.experts[held],
+    )
+
+
 def _experts(chosen: Seq[Sequence], lengths: list[int], device: torch.device) -> Tensor | None:
     """Return the experts of a row whose sequences and padding have these lengths."""
     recorded = [(i, s.experts) for i, s in enumerate(chosen) if s.experts is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,7 @@ from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_config import ModelShape
 from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
-from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
+from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, share_of, with_loss
 from sluice_trainer.step.results import (
     Loss,
     StepResult,
@@ -190,27 +189,9 @@ def micro_batch(
     layout = partial(packing, device=device, split=split)
     batch = packed_row(shard, members, device, layout, multiple=split.multiple)
     if split.context > 1:
-        batch = _share(batch, split.local(sum(batch.packing.lengths)).to(device))
+        batch = share_of(batch, split.local(sum(batch.packing.lengths)).to(device))
     batch.packing.experts = batch.experts
     return batch
-
-
-def _share(batch: MicroBatch, held: Tensor) -> MicroBatch:
-    """Return the part of a whole row that a context-parallel rank computes.
-
-    held: positions of its tokens, [share].
-    """
-    place = torch.full_like(batch.tokens, -1)
-    place[held] = torch.arange(len(held), device=held.device)
-    predicted = torch.nonzero(place[batch.predicting] >= 0).squeeze(-1)
-    return replace(
-        batch,
-        tokens=batch.tokens[held],
-        predicting=place[batch.predicting[predicted]],
-        targets=batch.targets[predicted],
-        local_positions=predicted,
-        experts=None if batch.experts is None else batch.experts[held],
-    )
 
 
 def train_micro_batch(
