@@ -41,23 +41,30 @@ def _scrape(monitor: Object, endpoint: Object, file: Path) -> Object:
         },
         {"target_label": "endpoint", "replacement": endpoint["port"]},
     ]
-    for rule in endpoint["relabelings"]:
-        rules.append({_snake(name): value for name, value in rule.items()})
+    rules += _rules(endpoint["relabelings"])
     return {
         "job_name": f"podMonitor{endpoint['path']}",
         "metrics_path": endpoint["path"],
         "file_sd_configs": [{"files": [str(file)]}],
         "relabel_configs": rules,
+        "metric_relabel_configs": _rules(endpoint.get("metricRelabelings", [])),
     }
+
+
+def _rules(relabelings: Iterable[Object]) -> list[Object]:
+    return [{_snake(name): value for name, value in rule.items()} for rule in relabelings]
 
 
 def _selection(monitor: Object) -> Iterator[Object]:
     assert monitor["namespaceSelector"] == {"any": True}
     yield {"source_labels": [f"{META}phase"], "action": "drop", "regex": ENDED}
     for condition in monitor["selector"]["matchExpressions"]:
-        assert condition["operator"] == "Exists"
-        present = _label(condition["key"], "labelpresent")
-        yield {"source_labels": [present], "action": "keep", "regex": "true"}
+        if condition["operator"] == "In":
+            name, values = _label(condition["key"]), "|".join(condition["values"])
+        else:
+            assert condition["operator"] == "Exists"
+            name, values = _label(condition["key"], "labelpresent"), "true"
+        yield {"source_labels": [name], "action": "keep", "regex": values}
 
 
 def _snake(name: str) -> str:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING
 from sluice.engines.sglang.layout import Layout
@@ -15,7 +16,7 @@ from sluice_trainer.model import safetensors_file
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender
-from tests.integration.engines import tensors
+from tests.integration.engines import Sglang, call, tensors
 from tests.integration.weights.tools import Tensors, begin
 
 RANK, ALPHA = 4, 32
@@ -66,3 +67,17 @@ def merged(base: Path, adapter: Tensors, directory: Path, rank: int = RANK) -> P
     merge_adapter(files, base, directory / "merged")
     shutil.rmtree(files)
     return directory / "merged"
+
+
+def job_metrics(engine: Sglang, job: str = "") -> dict[str, float]:
+    """Return what the engine exports of a job, by name and further labels' values.
+
+    An engine of one job gives its metrics an empty label `job`.
+    """
+    found = {}
+    for family in text_string_to_metric_families(call(engine.url + "/metrics")[1]):
+        for sample in family.samples:
+            further = [value for label, value in sample.labels.items() if label != "job"]
+            if sample.name.startswith("sluice_") and sample.labels["job"] == job:
+                found[" ".join([sample.name, *further])] = sample.value
+    return found

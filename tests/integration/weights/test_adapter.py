@@ -35,6 +35,7 @@ from tests.integration.weights.adapters import (
     ATTENTION,
     RANK,
     adapter,
+    job_metrics,
     merged,
     publish_adapter,
     send_adapter,
@@ -323,6 +324,12 @@ async def test_a_request_ends_with_the_version_that_it_began_with(
     assert not names & dropped(side_by_side), "all are in use"
     await send_adapter(sender, adapter(base, first + 3))
     assert names & dropped(side_by_side) == {f"sluice@{first}", f"sluice@{first + 1}"}
+    shown = job_metrics(side_by_side)
+    assert shown["sluice_adapter_versions"] == 2
+    assert shown["sluice_adapter_loads_total"] - shown["sluice_adapter_drops_total"] == 2
+    tensors = adapter(base, first)
+    size = sum(tensor.nbytes for _, tensor in tensors)
+    assert 2 * size <= shown["sluice_adapter_bytes"] <= 4 * size, "and memory for the next"
 
 
 def dropped(engine: Sglang) -> set[str]:

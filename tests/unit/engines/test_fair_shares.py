@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.unit.engines.conftest import Plugin
 
@@ -117,3 +119,33 @@ def test_every_token_is_accounted_once(fair_shares: Any) -> None:
         assert counted[name, "prompt"] == sum(request.prompt for request in those)
         assert counted[name, "generated"] == sum(request.length for request in those)
     assert not shares._open, "requests that have ended are forgotten"
+
+
+def test_tokens_and_waiting_requests_are_shown_while_no_request_may_begin(plugin: Plugin) -> None:
+    """As in a full engine, and in one whose queue is empty."""
+    adapter, registry = plugin("weights.adapter"), CollectorRegistry()
+    store = plugin("weights.adapter_store").AdapterStore(8, 1, pool=True)
+    store.metrics = plugin("adapter_metrics").AdapterMetrics(pool=True, registry=registry)
+    adapters = adapter.Adapters(store)
+    adapters.shares.account = store.metrics.had
+    waiting = [*requests("team/many:1", 3), *requests("team/few:4", 1)]
+    scheduler = SimpleNamespace(waiting_queue=waiting)
+
+    def passes() -> None:
+        for _ in range(adapter.COUNTED_PASSES):
+            adapters.count(None, scheduler)
+
+    def shown(name: str, job: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"job": job, **labels})
+
+    passes()
+    assert shown("sluice_pool_requests_waiting", "team/many") == 3
+    running, scheduler.waiting_queue = waiting[0], waiting[1:]
+    running.output_ids += [1] * 7
+    passes()
+    assert shown("sluice_pool_requests_waiting", "team/many") == 2
+    assert shown("sluice_pool_tokens_total", "team/many", kind="generated") == 7
+    assert shown("sluice_pool_job_weight", "team/few") == 4
+    scheduler.waiting_queue = []
+    passes()
+    assert shown("sluice_pool_requests_waiting", "team/many") == 0

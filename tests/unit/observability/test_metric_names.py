@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.rewards.judging import judge
 from sluice_buffer.serving.metrics import registry as buffer_registry
 from sluice_operator.metrics import OperatorMetrics
@@ -51,6 +53,17 @@ def names(registry: CollectorRegistry) -> set[str]:
     return {name + part for name, kind in families for part in parts.get(kind, ("",))}
 
 
+def adapter_metrics() -> CollectorRegistry:
+    """Return what sluice's plugin adds to the metrics of an engine of a pool."""
+    registry = CollectorRegistry()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PATH))
+        importlib.import_module("sluice_sglang.adapter_metrics").AdapterMetrics(
+            pool=True, registry=registry
+        )
+    return registry
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Metrics of all roles: the real registries, the trainer's after a step that has all."""
@@ -65,6 +78,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         services,
         buffer_registry(lambda: buffer.stats),
         OperatorMetrics().registry,
+        adapter_metrics(),
     )
     try:
         return {"ALERTS"}.union(*(names(registry) for registry in registries))

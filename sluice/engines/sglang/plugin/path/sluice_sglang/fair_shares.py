@@ -37,6 +37,7 @@ class FairShares:
     account: Account = lambda job, kind, tokens: None
     # Weighted tokens that each job has had.
     counters: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
     _open: dict[int, TrackedRequest] = field(default_factory=dict)
 
     def order(self, _: Any, policy: Any, waiting: list[Any], *args: Any, **kwargs: Any) -> None:
@@ -80,7 +81,9 @@ class FairShares:
 
     def _begin(self, request: Any, active: set[str]) -> None:
         """Track a new request. active: the jobs that have requests, to which its job is added."""
-        job = job_of(tag_of(request.rid))
+        tag = tag_of(request.rid)
+        job = job_of(tag)
+        self.weights[job] = weight_of(tag)
         if job not in active:
             least = min((self.counters[other] for other in active), default=0.0)
             self.counters[job] = max(self.counters.get(job, 0.0), least)
@@ -99,14 +102,3 @@ class FairShares:
         tokens[job, "prompt"] += prompt
         tokens[job, "generated"] += generated
         self.counters[job] += (prompt + GENERATED_COST * generated) / weight_of(tag)
-
-
-def exported() -> Account:
-    """Return a function that counts tokens in SGLang's metrics."""
-    # SGLang has set where processes leave their metrics before it starts the scheduler.
-    import prometheus_client
-
-    tokens = prometheus_client.Counter(
-        "sluice_pool_tokens", "Tokens that each job of the pool has had.", ["job", "kind"]
-    )
-    return lambda job, kind, count: tokens.labels(job, kind).inc(count)

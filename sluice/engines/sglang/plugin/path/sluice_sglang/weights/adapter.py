@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from .. import fair_shares
+from ..adapter_metrics import AdapterMetrics
 from ..fair_shares import FairShares
 from ..pool_credential import created_of, job_of, tag_of
 from .adapter_store import PREFIX, AdapterStore
@@ -36,6 +38,8 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 REQUEST = "sglang.srt.managers.schedule_batch.Req"
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+# Passes of the scheduler from one count of requests and tokens to the next.
+COUNTED_PASSES = 32
 log = logging.getLogger(__name__)
 
 
@@ -73,6 +77,7 @@ def register() -> None:
     if jobs:
         HookRegistry.register(f"{SCHEDULER}.unload_lora_adapter", adapters.forget, HookType.AROUND)
         HookRegistry.register(f"{fair_shares.POLICY}.calc_priority", adapters.shares.order)
+        HookRegistry.register(f"{SCHEDULER}.get_next_batch_to_run", adapters.count, HookType.AFTER)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         allow_unpinned_memory()
 
@@ -266,12 +271,28 @@ class Adapters(Updates):
     def __init__(self, store: AdapterStore) -> None:
         super().__init__(store)
         self.shares = FairShares()
+        self._passes = 0
 
     def attach(self, _: Any, runner: Any) -> None:
         """Serve adapters from the memory of this rank."""
-        if self.store.pool and runner.lora_manager.tp_rank == 0:
-            self.shares.account = fair_shares.exported()
+        if runner.lora_manager.tp_rank == 0:
+            metrics = self.store.metrics = AdapterMetrics(pool=self.store.pool)
+            if self.store.pool:
+                self.shares.account = metrics.had
         self.store.attach(runner.lora_manager)
+
+    def count(self, _: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        """Count tokens and waiting requests, also while no request may begin.
+
+        Ranks do this in the same passes, because they have to agree on the order of requests.
+        """
+        self._passes += 1
+        if self._passes % COUNTED_PASSES:
+            return
+        self.shares.count(scheduler.waiting_queue)
+        if self.store.metrics is not None:
+            waiting = Counter(job_of(tag_of(request.rid)) for request in scheduler.waiting_queue)
+            self.store.metrics.wait(waiting, self.shares.weights)
 
     def use(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
         """Let a request use the newest adapter of its job, whatever its sender says."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import tell_once
+from ..adapter_metrics import AdapterMetrics
 from .adapter_places import Places, clear
 from .transfer import memory, unpack
 
@@ -107,6 +108,11 @@ class JobAdapter:
     # A version that is not held any more, and whose memory is used for the next one.
     spare: Version | None = None
 
+    def size(self, versions: Mapping[str, Version]) -> int:
+        """Return the bytes that the adapter takes. versions: those held, by their names."""
+        owners = [versions[name] for name in self.held] + ([self.spare] if self.spare else [])
+        return sum(bucket.data.nbytes for version in owners for bucket in version.buckets)
+
 
 class AdapterStore:
     """The adapters of one rank of the engine.
@@ -125,9 +131,11 @@ class AdapterStore:
     def __init__(self, rank: int, versions: int, *, pool: bool = False) -> None:
         self.rank, self.versions, self.pool = rank, versions, pool
         self.manager: Any = None
+        # Set in the rank that shows the metrics of all.
+        self.metrics: AdapterMetrics | None = None
         self.jobs: dict[str, JobAdapter] = {}
-        # Adapters of jobs that have ended, while requests use them.
-        self._ended: list[JobAdapter] = []
+        # Names and adapters of jobs that have ended, while requests use them.
+        self._ended: list[tuple[str, JobAdapter]] = []
         # The adapters that SGLang knows, by their names there.
         self._held_versions: dict[str, Version] = {}
         # The last version of each job, and how often a job has sent no later one. Kept when a job
@@ -204,8 +212,11 @@ class AdapterStore:
         self._held_versions[name] = new
         adapter.held.append(name)
         tell_once("each version of an adapter is held until no request uses it")
-        self._drop_unused(adapter, scheduler)
+        if self.metrics is not None:
+            self.metrics.loaded(job)
+        self._drop_unused(job, adapter, scheduler)
         self._drop_ended(scheduler)
+        self._show(job)
 
     def _name(self, job: str, version: str) -> str:
         """Return a name that no adapter of the job has had, with the version after `@`.
@@ -237,7 +248,7 @@ class AdapterStore:
         """Free the memory of a job that has ended, once no request uses it."""
         adapter = self.jobs.pop(job, None)
         if adapter is not None:
-            self._ended.append(adapter)
+            self._ended.append((job, adapter))
         self._drop_ended(scheduler)
 
     def _check(self, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -348,24 +359,35 @@ class AdapterStore:
         adapter._normalize_weights()
         return adapter
 
-    def _drop_unused(self, adapter: JobAdapter, scheduler: Any) -> None:
+    def _drop_unused(self, job: str, adapter: JobAdapter, scheduler: Any) -> None:
         used = names_in_use(scheduler)
         for name in adapter.held[: -self.versions]:
             if name not in used:
                 adapter.held.remove(name)
-                adapter.spare = self._remove(name)
+                adapter.spare = self._remove(job, name)
                 log.info("the adapter %s is not used any more", name)
 
     def _drop_ended(self, scheduler: Any) -> None:
         used = names_in_use(scheduler) if self._ended else set()
-        for adapter in list(self._ended):
+        jobs = {job for job, _ in self._ended}
+        for job, adapter in self._ended:
             for name in [name for name in adapter.held if name not in used]:
                 adapter.held.remove(name)
-                self._remove(name)
-            if not adapter.held:
-                self._ended.remove(adapter)
+                self._remove(job, name)
+        self._ended = [(job, adapter) for job, adapter in self._ended if adapter.held]
+        for job in jobs:
+            self._show(job)
 
-    def _remove(self, name: str) -> Version:
+    def _show(self, job: str) -> None:
+        """Show what adapters of jobs of this name take, those of deleted jobs among them."""
+        if self.metrics is None:
+            return
+        adapters = [adapter for name, adapter in self._ended if name == job]
+        adapters += [self.jobs[job]] if job in self.jobs else []
+        size = sum(adapter.size(self._held_versions) for adapter in adapters)
+        self.metrics.held(job, sum(len(adapter.held) for adapter in adapters), size)
+
+    def _remove(self, job: str, name: str) -> Version:
         """Forget an adapter, and return it, as its memory may be used again."""
         from sglang.srt.lora.mem_pool import EMPTY_SLOT
 
@@ -376,6 +398,8 @@ class AdapterStore:
             memory.eviction_policy.remove(name)
         for known in (self.manager.configs, self.manager.loras, self.manager.lora_refs):
             known.pop(name, None)
+        if self.metrics is not None:
+            self.metrics.dropped(job)
         return self._held_versions.pop(name)
 
 
