@@ -30,6 +30,8 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 JOBS = 'namespace=~"$namespace"'
 # Selects the chosen jobs.
 JOB = 'namespace=~"$namespace",job=~"$job"'
+# Selects the chosen pool.
+POOL = 'namespace=~"$namespace",pool=~"$pool"'
 RATE = "$__rate_interval"
 SECONDS, BYTES, BYTES_PER_SECOND, COUNT, SHARE, NUMBER, PER_SECOND = (
     units.Seconds,

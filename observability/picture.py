@@ -48,7 +48,7 @@ Series = tuple[str, list[float], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A Prometheus server, and the jobs and the time range to draw.
+    """A Prometheus server, and the jobs or pools and the time range to draw.
 
     `end` is in seconds since 1970.
     """
@@ -56,11 +56,13 @@ class Source:
     url: str
     namespace: str
     job: str
+    pool: str
     end: float
     minutes: float
 
     def series(self, target: dict[str, Any]) -> list[Series]:
-        values = {"namespace": self.namespace, "job": self.job, "__rate_interval": "1m"}
+        values = {"namespace": self.namespace, "job": self.job, "pool": self.pool}
+        values["__rate_interval"] = "1m"
         expr = re.sub(r"\$(\w+)", lambda match: values[match[1]], target["expr"])
         start = self.end - 60 * self.minutes
         step = max(60 * self.minutes / _SAMPLES, 1)
@@ -244,11 +246,13 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("--namespace", default=".*")
     parser.add_argument("--job", default=".*")
+    parser.add_argument("--pool", default=".*")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--end", type=float, default=time.time(), help="seconds since 1970")
     options = parser.parse_args()
     mpl.use("Agg")
-    source = Source(options.url, options.namespace, options.job, options.end, options.minutes)
+    chosen = (options.namespace, options.job, options.pool)
+    source = Source(options.url, *chosen, options.end, options.minutes)
     _save(draw(documents()[options.dashboard], source), options.picture)
 
 

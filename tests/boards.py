@@ -31,9 +31,9 @@ class PanelQuery:
     def name(self) -> str:
         return f"{self.board}: {self.panel}: {self.legend}"
 
-    def filled(self, *, namespace: str, job: str, interval: str) -> str:
+    def filled(self, *, namespace: str, interval: str, job: str = "", pool: str = "") -> str:
         """The expression as Grafana sends it."""
-        values = {"namespace": namespace, "job": job, "__rate_interval": interval}
+        values = {"namespace": namespace, "job": job, "pool": pool, "__rate_interval": interval}
         return re.sub(r"\$(\w+)", lambda match: values[match[1]], self.expr)
 
 

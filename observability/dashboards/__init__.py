@@ -1,4 +1,4 @@
-"""Grafana dashboards: fleet, job, weights and engines, operator and buffer."""
+"""Grafana dashboards: fleet, job, weights and engines, pools, operator and buffer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from observability.dashboards import engines, fleet, job, operator
+from observability.dashboards import engines, fleet, job, operator, pools
 
-_ALL = (fleet, job, engines, operator)
+_ALL = (fleet, job, engines, pools, operator)
 
 
 def documents() -> Mapping[str, dict[str, Any]]:

@@ -39,7 +39,7 @@ def dashboard() -> Dashboard:
             "Workers": _workers(),
             "Agents at the gateway": _gateway(),
         },
-        one_job=True,
+        one="job",
     )
 
 

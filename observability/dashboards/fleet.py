@@ -31,7 +31,6 @@ def dashboard() -> Dashboard:
         "fleet",
         "All jobs: states, devices, queues and restarts.",
         {"Now": _now(), "Jobs": _jobs(), "Devices": _devices(), "Restarts and queues": _trouble()},
-        one_job=False,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.models.dashboard import (
@@ -20,10 +21,15 @@ TITLES = {
     "fleet": "Sluice / Fleet",
     "job": "Sluice / Job",
     "engines": "Sluice / Weights and engines",
+    "pools": "Sluice / Pools",
     "operator": "Sluice / Operator and buffer",
 }
 TAG = "sluice"
-_JOB_SERIES = 'sluice_buffer_step{namespace=~"$namespace"}'
+# Series that each job, and each pool, has.
+_SERIES = {
+    "job": 'sluice_buffer_step{namespace=~"$namespace"}',
+    "pool": 'up{namespace=~"$namespace",pool!=""}',
+}
 
 
 def frame(
@@ -31,7 +37,7 @@ def frame(
     description: str,
     rows: Mapping[str, Sequence[Panel]],
     *,
-    one_job: bool,
+    one: Literal["", "job", "pool"] = "",
     page: str = "monitoring.md",
 ) -> build.Dashboard:
     """Build a dashboard from its panels.
@@ -44,8 +50,8 @@ def frame(
         One sentence.
     rows
         Panels by heading, from left to right, 24 columns wide.
-    one_job
-        True if the dashboard shows one job at a time.
+    one
+        What the dashboard shows one of at a time.
     page
         Page of the documentation that explains it.
 
@@ -62,8 +68,8 @@ def frame(
         .with_variable(build.DatasourceVariable("datasource").label("Source").type("prometheus"))
         .with_variable(_variable("namespace", "Namespace", "sluice_buffer_step|rljob_info"))
     )
-    if one_job:
-        board.with_variable(_job())
+    if one:
+        board.with_variable(_one(one))
     for link in _links(name, page):
         board.link(link)
     numbers = itertools.count(1)
@@ -88,12 +94,12 @@ def _variable(name: str, label: str, metrics: str) -> build.QueryVariable:
     )
 
 
-def _job() -> build.QueryVariable:
+def _one(name: str) -> build.QueryVariable:
     return (
-        build.QueryVariable("job")
-        .label("Job")
+        build.QueryVariable(name)
+        .label(name.capitalize())
         .datasource(SOURCE)
-        .query(f"label_values({_JOB_SERIES}, job)")
+        .query(f"label_values({_SERIES[name]}, {name})")
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.ALPHABETICAL_ASC)
     )

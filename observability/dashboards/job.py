@@ -37,7 +37,7 @@ def dashboard() -> Dashboard:
             "Generation": _generation(),
             "Checkpoints": _checkpoints(),
         },
-        one_job=True,
+        one="job",
     )
 
 

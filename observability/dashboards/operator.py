@@ -38,7 +38,7 @@ def dashboard() -> Dashboard:
             "Buffer: groups": _groups(),
             "Buffer: time and space": _space(),
         },
-        one_job=True,
+        one="job",
     )
 
 

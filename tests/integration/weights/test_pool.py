@@ -23,18 +23,28 @@ from sluice.wire.membership import Membership
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender
+from tests.boards import metrics, queries
 from tests.integration.engines import (
     Sglang,
     backend,
+    call,
     distance,
     gpus,
     log_probs,
     save_model,
     tolerance,
+    until,
 )
 from tests.integration.rendezvous_server import Rendezvous, engine_member
 from tests.integration.weights import tools
-from tests.integration.weights.adapters import ATTENTION, RANK, adapter, merged, publish_adapter
+from tests.integration.weights.adapters import (
+    ATTENTION,
+    RANK,
+    adapter,
+    job_metrics,
+    merged,
+    publish_adapter,
+)
 from tests.integration.weights.conftest import PATIENCE
 from tests.integration.weights.tools import PROMPT, SGLANG, Tensors
 
@@ -289,7 +299,7 @@ async def test_a_burst_of_one_job_does_not_starve_another(
     """A request that comes after 60 others is answered among the first."""
     async with (
         joined(server, "team/many", monkeypatch) as many,
-        joined(server, "team/few", monkeypatch) as few,
+        joined(server, "team/few", monkeypatch, weight=2) as few,
     ):
         await many.publish(1, adapter(base, 1))
         await few.publish(1, adapter(base, 2))
@@ -304,15 +314,37 @@ async def test_a_burst_of_one_job_does_not_starve_another(
             await asyncio.sleep(0.01)
         asking.append(asyncio.create_task(ask(few, "few")))
         before = len(ended)
+        await asyncio.to_thread(
+            until,
+            lambda: job_metrics(server, "team/many")["sluice_pool_requests_waiting"] > RUNNING,
+            PATIENCE,
+            "requests are shown to wait",
+        )
         await asyncio.gather(*asking)
         # Those that ran, and those that run beside it.
         assert ended.index("few") - before <= 3 * RUNNING, ended
-        async with aiohttp.ClientSession() as session, session.get(server.url + "/metrics") as got:
-            metrics = await got.text()
-    counted = dict(
-        re.findall(r'sluice_pool_tokens_total\{job="([^"]*)",kind="generated"\} ([0-9.]+)', metrics)
-    )
-    assert float(counted["team/many"]) > 10 * float(counted["team/few"]) > 0, metrics[-2000:]
+        generated = "sluice_pool_tokens_total generated"
+        await asyncio.to_thread(
+            until,
+            lambda: job_metrics(server, "team/many")[generated] == 60 * 40,
+            PATIENCE,
+            "all tokens are counted while the engine is idle",
+        )
+        shown = job_metrics(server, "team/few")
+    assert shown.pop("sluice_adapter_bytes") > 0
+    assert shown == {
+        "sluice_adapter_versions": 1,
+        "sluice_adapter_loads_total": 1,
+        "sluice_adapter_drops_total": 0,
+        "sluice_pool_job_weight": 2,
+        "sluice_pool_requests_waiting": 0,
+        "sluice_pool_tokens_total prompt": len(PROMPT),
+        generated: 40,
+    }
+    exported = set(re.findall(r"^([\w:]+)[{ ]", call(server.url + "/metrics")[1], re.MULTILINE))
+    named = {name for query in queries() if query.board == "pools" for name in metrics(query.expr)}
+    assert named
+    assert named - exported == set()
 
 
 @pytest.mark.parametrize("server", [5.0], indirect=True)
@@ -328,6 +360,7 @@ async def test_an_engine_forgets_jobs_that_have_ended(
         ]
         for number, job in enumerate(jobs):
             await job.publish(1, adapter(base, number))
+        held = job_metrics(server, "team/job-0")
         long = {"max_new_tokens": 200, "ignore_eos": True}
         last = asyncio.create_task(jobs[0].client.generate("last", PROMPT, long))
         await jobs[1].client.generate("later", PROMPT, SAMPLING)  # so the one before has begun
@@ -339,6 +372,10 @@ async def test_an_engine_forgets_jobs_that_have_ended(
         await jobs[0].client.leave()
         late = await stack.enter_async_context(joined(server, "team/late", monkeypatch))
         await late.publish(1, tensors)
+        left = job_metrics(server, "team/job-0")
+        assert (held["sluice_adapter_versions"], left["sluice_adapter_versions"]) == (1, 0)
+        assert (held["sluice_adapter_bytes"] > 0, left["sluice_adapter_bytes"]) == (True, 0)
+        assert left["sluice_adapter_drops_total"] == 1
         assert await late.computes_as(merged(base, tensors, tmp_path / "late"), 1)
         await asyncio.sleep(5.0)
         after = await stack.enter_async_context(joined(server, "team/after", monkeypatch))

@@ -70,11 +70,12 @@ def test_panels_fill_their_rows_and_have_numbers(board: dict[str, Any]) -> None:
         taken |= cells
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS.keys())
-def test_variables_are_source_namespace_and_job(board: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "board"), BOARDS.items(), ids=BOARDS.keys())
+def test_variables_are_source_namespace_and_job_or_pool(name: str, board: dict[str, Any]) -> None:
     names = [variable["name"] for variable in board["templating"]["list"]]
-    assert names == ["datasource", "namespace", "job"][: len(names)]
-    used = set(re.findall(r"\$\{?(datasource|namespace|job)\b", json.dumps(board["panels"])))
+    expected = ["datasource", "namespace", "pool" if name == "pools" else "job"]
+    assert names == expected[: len(names)]
+    used = set(re.findall(r"\$\{?(datasource|namespace|job|pool)\b", json.dumps(board["panels"])))
     assert used <= set(names)
 
 
