@@ -40,7 +40,7 @@ def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds() -> None:
         for manifest in objects("defaults", "--set", "metrics.dashboards.enabled=true")
         if manifest["kind"] == "ConfigMap"
     ]
-    assert len(maps) == len(DASHBOARDS) == 4
+    assert len(maps) == len(DASHBOARDS) == 5
     for config_map, path in zip(maps, DASHBOARDS, strict=True):
         metadata = config_map["metadata"]
         assert metadata["labels"]["grafana_dashboard"] == "1"
