@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sluice.api import RLJob
-    from sluice_client import Client, ClientError, Job, JobFailedError
+    from sluice_client import Client, ClientError, Job, JobFailedError, Pool
 
 # Version of the distribution `sluice-rl`.
 __version__ = "0.1.0"
-__all__ = ["Client", "ClientError", "Job", "JobFailedError", "RLJob", "__version__"]
+__all__ = ["Client", "ClientError", "Job", "JobFailedError", "Pool", "RLJob", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,10 +16,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice_client.client import Client, Job
+    from sluice_client.client import Client, Job, Pool
     from sluice_client.errors import ClientError, JobFailedError
 
-__all__ = ["Client", "ClientError", "Job", "JobFailedError"]
+__all__ = ["Client", "ClientError", "Job", "JobFailedError", "Pool"]
 
 
 def __getattr__(name: str) -> Any:

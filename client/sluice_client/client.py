@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from sluice_client.errors import ClientError, JobFailedError
 from sluice_client.job_list import JobSummary
 from sluice_client.local_runs import LocalRuns
 from sluice_client.logs import LogLine, merged
+from sluice_client.pool_list import PoolSummary
 from sluice_client.status_view import render_status, status_of
 from sluice_client.submission import JobLike, Submission, prepare_submission
 from sluice_operator.cluster.view import JobEvent, JobSnapshot, Reader, ReadError
@@ -38,6 +39,8 @@ class JobStore(Protocol):
 
     # True if jobs can read the files of this machine.
     shares_files: bool
+    # What to say if there is no pool.
+    no_pool: str
 
     async def submit(self, submission: Submission) -> str:
         """Create the job and return its name."""
@@ -49,6 +52,10 @@ class JobStore(Protocol):
 
     async def list_jobs(self) -> list[JobSummary]:
         """Return all jobs."""
+        ...
+
+    async def list_pools(self) -> list[PoolSummary]:
+        """Return all pools of engines."""
         ...
 
     async def suspend(self, name: str, suspend: bool) -> None:
@@ -158,6 +165,16 @@ class Client:
     def list(self) -> list[JobSummary]:
         """List all jobs."""
         return self._loop.run(self._store.list_jobs())
+
+    def get_pool(self, name: str) -> Pool:
+        """Return an existing pool of engines. Raises ClientError if there is none of this name."""
+        pool = Pool(name, self._store, self._loop)
+        _ = pool.summary
+        return pool
+
+    def list_pools(self) -> Sequence[PoolSummary]:
+        """List the pools of engines of the namespace; locally those that run on this machine."""
+        return self._loop.run(self._store.list_pools())
 
     def close(self) -> None:
         """Close the connection. Jobs go on."""
@@ -291,6 +308,55 @@ class Job:
     def delete(self) -> None:
         """Delete the job; for a run of this machine also all files that it has written."""
         self._loop.run(self._store.delete(self.name))
+
+
+class Pool:
+    """A pool of engines, which jobs share. Every call reads its present state."""
+
+    def __init__(self, name: str, store: JobStore, loop: _EventLoop) -> None:
+        self.name, self._store, self._loop = name, store, loop
+
+    def __repr__(self) -> str:
+        return f"Pool({self.name!r})"
+
+    @property
+    def summary(self) -> PoolSummary:
+        """What `kubectl get rlenginepools` shows of it, and whether all engines answer."""
+        return self._loop.run(self._read())
+
+    def wait(self, seconds: float | None = None) -> PoolSummary:
+        """Wait until all engines answer.
+
+        Parameters
+        ----------
+        seconds
+            Longest time to wait. Default: no limit.
+
+        Raises
+        ------
+        ClientError
+            If the pool is deleted, or ends.
+        TimeoutError
+            If an engine does not answer after `seconds`. The message says why.
+
+        """
+        try:
+            return self._loop.run(self._until_ready(), seconds)
+        except TimeoutError:
+            message = self.summary.message
+            raise TimeoutError(f"{self.name} after {seconds:g} s: {message}") from None
+
+    async def _until_ready(self) -> PoolSummary:
+        while not (summary := await self._read()).ready:
+            await asyncio.sleep(POLL_SECONDS)
+        return summary
+
+    async def _read(self) -> PoolSummary:
+        found = {pool.name: pool for pool in await self._store.list_pools()}
+        if self.name not in found:
+            present = f"expected one of {', '.join(found)}" if found else self._store.no_pool
+            raise ClientError(f"there is no pool {self.name}: {present}")
+        return found[self.name]
 
 
 class Records(list[dict[str, Any]]):

@@ -17,6 +17,7 @@ from sluice.api.job import KIND
 from sluice.telemetry import run_directory
 from sluice_client.errors import ClientError
 from sluice_client.job_list import JobSummary, cluster_job
+from sluice_client.pool_list import PoolSummary, cluster_pool
 from sluice_client.submission import REWARD_FILE, Submission
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
@@ -39,6 +40,7 @@ class ClusterJobs:
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api, self._namespace = api, namespace
+        self.no_pool = f"namespace {namespace} has none; look with: kubectl get rlenginepools -A"
 
     @classmethod
     async def connect(cls, namespace: str | None) -> ClusterJobs:
@@ -88,6 +90,10 @@ class ClusterJobs:
     async def list_jobs(self) -> list[JobSummary]:
         reader = KubeReader(self._api, "", self._namespace)
         return [cluster_job(document) for document in await reader.jobs(everywhere=False)]
+
+    async def list_pools(self) -> list[PoolSummary]:
+        reader = KubeReader(self._api, "", self._namespace)
+        return [cluster_pool(document) for document in await reader.pools()]
 
     async def suspend(self, name: str, suspend: bool) -> None:
         await self._merge(name, {"spec": {"suspend": suspend}})

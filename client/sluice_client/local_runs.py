@@ -18,8 +18,9 @@ from sluice.telemetry import run_directory
 from sluice_client import run_dir
 from sluice_client.errors import ClientError
 from sluice_client.job_list import JobSummary, local_jobs
+from sluice_client.pool_list import PoolSummary, answering_engines, local_pool
 from sluice_client.submission import Submission
-from sluice_operator.cluster.local import run_state
+from sluice_operator.cluster.local import pools, run_state
 from sluice_operator.cluster.local.reader import RunReader
 
 START_SECONDS, STOP_SECONDS, POLL_SECONDS = 120.0, 120.0, 0.2
@@ -31,6 +32,7 @@ class LocalRuns:
     """A directory of runs."""
 
     shares_files = True
+    no_pool = "none runs on this machine; start it with `sluice pool up`"
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.resolve()
@@ -59,6 +61,10 @@ class LocalRuns:
 
     async def list_jobs(self) -> list[JobSummary]:
         return local_jobs(self._directory)
+
+    async def list_pools(self) -> list[PoolSummary]:
+        found = pools.running()
+        return list(map(local_pool, found, await answering_engines(found)))
 
     async def suspend(self, name: str, suspend: bool) -> None:
         await (self._stop(name) if suspend else self._start(name))

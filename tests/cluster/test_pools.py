@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sluice import Client, ClientError
 from sluice.api import API_VERSION, RLEnginePool
 from sluice.api.pool import KIND
 from sluice.engines.plugin_common.pool_credential import created_of, job_of, verified_tag, weight_of
@@ -137,7 +138,16 @@ async def test_a_pool_starts_its_engines_and_says_when_they_answer(
     await pools.until_pods(2)
     assert await pools.world.names("engine") == ["shared-engine-0", "shared-engine-1"]
     await pools.until_ready_is("False", "0 of 2 engines answer")
-    await pools.run()
+    with await asyncio.to_thread(Client, pools.namespace) as client:
+        with pytest.raises(ClientError, match="no pool other: expected one of shared"):
+            await asyncio.to_thread(client.get_pool, "other")
+        (summary,) = await asyncio.to_thread(client.list_pools)
+        assert (summary.engines, summary.ready, summary.jobs) == ("0/2", False, 0)
+        assert summary.created is not None
+        pool = await asyncio.to_thread(client.get_pool, "shared")
+        waiting = asyncio.create_task(asyncio.to_thread(pool.wait, 60.0))
+        await pools.run()
+        assert (await waiting).engines == "2/2"
     await pools.until_ready_is("True", "2 of 2 engines answer")
     await pools.until_status(engines="2/2", replicas=2, readyReplicas=2, jobs=0)
     await pools.until_told("EnginesReady")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import aiohttp
-
-from sluice.engines import pool_launch
 from sluice_cli.output import Format, written
+from sluice_client.pool_list import answering_engines
 from sluice_operator.cluster.local import pools
 from sluice_operator.cluster.local.pools import RunningPool
-
-_ANSWER_SECONDS = 3.0
 
 
 def list_text(form: Format) -> str:
     """Return the pools that run on this machine, by name."""
-    entries = asyncio.run(_entries(pools.running()))
+    found = pools.running()
+    entries = list(map(_entry, found, asyncio.run(answering_engines(found))))
     if form is not Format.TEXT:
         return written(entries, form)
     if not entries:
@@ -29,29 +26,12 @@ def list_text(form: Format) -> str:
     )
 
 
-async def _entries(found: list[RunningPool]) -> list[dict[str, Any]]:
-    timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        return [await _entry(pool, session) for pool in found]
-
-
-async def _entry(pool: RunningPool, session: aiohttp.ClientSession) -> dict[str, Any]:
-    health = pool_launch(pool.spec).health
-    urls = [f"http://{address}" for address in pool.addresses]
-    answers = await asyncio.gather(*(_answers(session, f"{url}{health}") for url in urls))
+def _entry(pool: RunningPool, answering: int) -> dict[str, Any]:
     return {
         "name": pool.name,
         "model": pool.spec.model.path,
-        "engines": urls,
-        "ready": sum(answers),
+        "engines": pool.urls,
+        "ready": answering,
         "pid": pool.pid,
-        "logs": str(pools.directory(pool.name) / "logs"),
+        "logs": str(pool.logs),
     }
-
-
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(url) as answer:
-            return answer.status == 200
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return False

@@ -13,7 +13,7 @@ from typing import Any
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.kube_config import list_kube_config_contexts
 
-from sluice.api import FINISHED
+from sluice.api import FINISHED, GROUP, PLURAL, pool
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
@@ -73,12 +73,18 @@ class KubeReader:
 
     async def jobs(self, *, everywhere: bool) -> list[KubeObject]:
         """Return all jobs of the namespace, or of all namespaces. Raises ReadError."""
-        at = collection("RLJob", None if everywhere else self._namespace)
+        return await self._all("RLJob", PLURAL, None if everywhere else self._namespace)
+
+    async def pools(self) -> list[KubeObject]:
+        """Return all pools of engines of the namespace. Raises ReadError."""
+        return await self._all(pool.KIND, pool.PLURAL, self._namespace)
+
+    async def _all(self, kind: str, plural: str, namespace: str | None) -> list[KubeObject]:
         try:
-            with self._explained("list", "rljobs"):
-                return (await self._api.get(at))["items"] or []
+            with self._explained("list", plural):
+                return (await self._api.get(collection(kind, namespace)))["items"] or []
         except errors.NotFoundError as error:
-            text = "this cluster does not know RLJobs: the CRD rljobs.sluice.dev is not installed"
+            text = f"this cluster does not know {kind}s: the CRD {plural}.{GROUP} is not installed"
             raise ReadError(f"{text} (helm install sluice charts/sluice)") from error
 
     async def streams(self) -> tuple[list[LogStream], bool]:

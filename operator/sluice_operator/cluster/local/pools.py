@@ -38,6 +38,14 @@ class RunningPool:
     addresses: tuple[str, ...]  # host:port of engine i
     pid: int  # process of `sluice pool up`
 
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://{address}" for address in self.addresses]
+
+    @property
+    def logs(self) -> Path:
+        return directory(self.name) / "logs"
+
 
 def root() -> Path:
     """Return the directory of all pools of this user."""
