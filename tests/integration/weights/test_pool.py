@@ -314,12 +314,11 @@ async def test_a_burst_of_one_job_does_not_starve_another(
             await asyncio.sleep(0.01)
         asking.append(asyncio.create_task(ask(few, "few")))
         before = len(ended)
-        await asyncio.to_thread(
-            until,
-            lambda: job_metrics(server, "team/many")["sluice_pool_requests_waiting"] > RUNNING,
-            PATIENCE,
-            "requests are shown to wait",
-        )
+
+        def waiting() -> float:
+            return job_metrics(server, "team/many")["sluice_pool_requests_waiting"]
+
+        await asyncio.to_thread(until, lambda: waiting() > RUNNING, PATIENCE, "requests wait")
         await asyncio.gather(*asking)
         # Those that ran, and those that run beside it.
         assert ended.index("few") - before <= 3 * RUNNING, ended
@@ -331,6 +330,13 @@ async def test_a_burst_of_one_job_does_not_starve_another(
             "all tokens are counted while the engine is idle",
         )
         shown = job_metrics(server, "team/few")
+        asking = [asyncio.create_task(ask(many, f"aborted-{number}")) for number in range(60)]
+        await asyncio.to_thread(until, lambda: waiting() > RUNNING, PATIENCE, "requests wait")
+        await many.client.abort()
+        await asyncio.gather(*asking)
+        await asyncio.to_thread(until, lambda: waiting() == 0, PATIENCE, "none waits")
+        prompts = job_metrics(server, "team/many")["sluice_pool_tokens_total prompt"] / len(PROMPT)
+        assert prompts <= 60 + 3 * RUNNING, "requests that have not begun have had tokens"
     assert shown.pop("sluice_adapter_bytes") > 0
     assert shown == {
         "sluice_adapter_versions": 1,

@@ -149,3 +149,21 @@ def test_tokens_and_waiting_requests_are_shown_while_no_request_may_begin(plugin
     scheduler.waiting_queue = []
     passes()
     assert shown("sluice_pool_requests_waiting", "team/many") == 0
+
+
+def test_requests_that_are_aborted_before_they_begin_leave_nothing(plugin: Plugin) -> None:
+    """SGLang takes them out of its queue, and never marks them as finished."""
+    adapter = plugin("weights.adapter")
+    adapters = adapter.Adapters(plugin("weights.adapter_store").AdapterStore(8, 1, pool=True))
+    aborted, other = requests("team/aborted:1", 5), requests("team/other:1", 2)
+    scheduler = SimpleNamespace(waiting_queue=[*aborted, *other])
+    shares = adapters.shares
+    shares.order(None, None, scheduler.waiting_queue)
+
+    def abort(scheduler: Any, _: Any) -> None:
+        scheduler.waiting_queue = other
+
+    adapters.abort(abort, scheduler, None)
+    shares.count(scheduler.waiting_queue)
+    assert [tracked.request for tracked in shares._open.values()] == other
+    assert shares.counters == {"team/aborted": 0, "team/other": 0}, "none has had a token"

@@ -79,6 +79,14 @@ class FairShares:
         for (job, kind), count in tokens.items():
             self.account(job, kind, count)
 
+    def forget(self, requests: Iterable[Any]) -> None:
+        """Stop to track requests that were aborted before they began.
+
+        SGLang only takes them out of its queue, so they look like those that run, and never end.
+        """
+        for request in requests:
+            self._open.pop(id(request), None)
+
     def _begin(self, request: Any, active: set[str]) -> None:
         """Track a new request. active: the jobs that have requests, to which its job is added."""
         tag = tag_of(request.rid)

@@ -76,6 +76,7 @@ def register() -> None:
     HookRegistry.register(f"{TOKENIZER}.__init__", without_lock)
     if jobs:
         HookRegistry.register(f"{SCHEDULER}.unload_lora_adapter", adapters.forget, HookType.AROUND)
+        HookRegistry.register(f"{SCHEDULER}.abort_request", adapters.abort, HookType.AROUND)
         HookRegistry.register(f"{fair_shares.POLICY}.calc_priority", adapters.shares.order)
         HookRegistry.register(f"{SCHEDULER}.get_next_batch_to_run", adapters.count, HookType.AFTER)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
@@ -293,6 +294,14 @@ class Adapters(Updates):
         if self.store.metrics is not None:
             waiting = Counter(job_of(tag_of(request.rid)) for request in scheduler.waiting_queue)
             self.store.metrics.wait(waiting, self.shares.weights)
+
+    def abort(self, original: Any, scheduler: Any, request: Any) -> Any:
+        """Abort requests, and count nothing of those that have not begun."""
+        before = list(scheduler.waiting_queue)
+        result = original(scheduler, request)
+        kept = set(map(id, scheduler.waiting_queue))
+        self.shares.forget(waited for waited in before if id(waited) not in kept)
+        return result
 
     def use(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
         """Let a request use the newest adapter of its job, whatever its sender says."""
