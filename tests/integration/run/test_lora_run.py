@@ -18,7 +18,11 @@ RANK = 4
 
 @pytest.mark.parametrize(
     ("backend", "sync", "transport"),
-    [("fsdp", "merged", "gloo"), ("fsdp", "adapter", "gloo"), ("megatron", "adapter", "disk")],
+    [
+        pytest.param("fsdp", "merged", "gloo", marks=pytest.mark.long),
+        ("fsdp", "adapter", "gloo"),
+        ("megatron", "adapter", "disk"),
+    ],
 )
 def test_an_adapter_trains_although_trainer_and_engine_are_killed(
     backend: str, sync: str, transport: str, pretrained: Path, laptop: Callable[..., Laptop]

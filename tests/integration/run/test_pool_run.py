@@ -109,6 +109,7 @@ def test_two_jobs_share_an_engine_although_one_of_them_and_the_engine_are_killed
     assert pools.running() == []
 
 
+@pytest.mark.long
 def test_a_job_goes_on_after_the_pool_was_killed_and_started_again(
     pool: PoolProcess, job: Callable[..., Laptop], tmp_path: Path
 ) -> None:
