@@ -131,7 +131,7 @@ async def test_agents_with_screenshots_are_trained_on_what_the_engine_saw(
     services = make_services()
     media = PromptEncoder(services.job.spec, model).media_tokens
     async with await services.start_buffer() as client, services.working(engine) as (_, end):
-        assert (await client.take(1, wait=DEADLINE)).state == READY
+        assert (await client.take(1, wait=3 * DEADLINE)).state == READY
         batch = [codec.group_from_message(group) for group in await client.shard(1)]
         await end()
         store = ImageClient(BufferLocator(rendezvous.address))
@@ -161,7 +161,7 @@ async def test_a_tool_shows_the_engine_what_is_trained(
     )
     media = PromptEncoder(services.job.spec, model).media_tokens
     async with await services.start_buffer() as client, services.working(engine) as (_, end):
-        assert (await client.take(1, wait=DEADLINE)).state == READY
+        assert (await client.take(1, wait=3 * DEADLINE)).state == READY
         batch = [codec.group_from_message(group) for group in await client.shard(1)]
         await end()
         store = ImageClient(BufferLocator(rendezvous.address))
@@ -217,7 +217,7 @@ async def test_an_agent_that_is_interrupted_goes_on_from_its_images(
             assert len(await store.get(sample.images)) == len(sample.images)
         await client.give_back([codec.group_to_message(group) for group in returned])
         async with services.working(engine):
-            assert (await client.take(1, wait=DEADLINE)).state == READY
+            assert (await client.take(1, wait=3 * DEADLINE)).state == READY
             batch = [codec.group_from_message(group) for group in await client.shard(1)]
         finished = {(g.prompt.row, s.index): s for g in batch for s in g.samples}
         for row, part in aborted:

@@ -313,7 +313,7 @@ def attend_each(
 def test_attention_of_packed_sequences_on_a_gpu_sees_the_same(
     model: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "attention", lambda *_: PACKED_ATTENTION)
+    monkeypatch.setattr(loading, "attention", lambda *_, **__: PACKED_ATTENTION)
     monkeypatch.setattr(flash_attention, "attend2", attend_each)
     policy = policy_of(model)
     config = policy._learner.net.model.config

@@ -2,13 +2,12 @@
 
 A model uses an implementation that keeps packed sequences apart. On GPUs without the flash-attn
 package that is torch's own FlashAttention (`sluice_packed`), which neither computes scores between
-sequences nor needs a mask of [tokens, tokens]. Ranks that share rows compute it too, on CPUs with
-torch's operation for each sequence.
+sequences nor needs a mask of [tokens, tokens]. Ranks that share rows compute it too,
+on CPUs as well.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -124,8 +123,7 @@ def packed_attention(
         v = F.pad(v, (0, q.shape[-1] - width))  # latent attention has wider keys than values
     if row_share is not None:
         q, k, v = row_share.whole_row(q, k, v)
-    attend = flash_attention.attend2 if q.is_cuda and q.dtype != torch.float32 else _attend
-    out = attend(
+    out = flash_attention.attend2(
         q,
         k,
         v,
@@ -139,31 +137,6 @@ def packed_attention(
     if row_share is not None:
         out = row_share.all_heads(out)
     return out[None, ..., :width], None
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: tuple[Tensor, Tensor],
-    longest: tuple[int, int],
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """Do the same as `flash_attention.attend2`, which needs a GPU and 16 bits."""
-    bounds = starts[0].tolist()
-    outputs = []
-    for start, end in pairwise(bounds):
-        query, key, value = (x[start:end].transpose(0, 1) for x in (q, k, v))
-        mask = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).tril()
-        if window is not None:
-            mask = mask.triu(1 - window)
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
-        )
-        outputs.append(out.transpose(0, 1))
-    return torch.cat(outputs)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -14,9 +14,11 @@ import inspect
 import os
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from packaging.version import Version
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
@@ -90,7 +92,8 @@ def attend2(
 ) -> Tensor:
     """Causal attention within each sequence by torch's FlashAttention 2: [t, heads, d].
 
-    It is deterministic if torch is told to be.
+    It is deterministic if torch is told to be. On a CPU and in float32, for which it has no kernel,
+    each sequence is computed by itself, and queries and keys must be of the same tokens.
 
     Parameters
     ----------
@@ -109,6 +112,8 @@ def attend2(
         is aligned with key m - n + i.
 
     """
+    if not q.is_cuda or q.dtype == torch.float32:
+        return _attend_each(q, k, v, starts[0], scale, window)
     options: dict[str, Any] = {"enable_gqa": True} if _VARLEN_HAS_GQA else {}
     if not _VARLEN_HAS_GQA and q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -116,6 +121,24 @@ def attend2(
     out = varlen_attn(q, k, v, *starts, *longest, scale=scale, window_size=sides, **options)
     assert isinstance(out, Tensor)
     return out
+
+
+def _attend_each(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float | None, window: int | None
+) -> Tensor:
+    if len(q) != len(k):
+        raise ValueError(f"{len(q)} queries and {len(k)} keys: only a GPU computes parts, in bf16")
+    outputs = []
+    for start, end in pairwise(starts.tolist()):
+        query, key, value = (x[start:end].transpose(0, 1) for x in (q, k, v))
+        mask = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).tril()
+        if window is not None:
+            mask = mask.triu(1 - window)
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
+        )
+        outputs.append(out.transpose(0, 1))
+    return torch.cat(outputs)
 
 
 @cache
