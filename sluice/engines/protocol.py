@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from sluice.api import RLEnginePoolSpec, RLJobSpec
+from sluice.engines.plugin_common import adapter_tensors
 
 if TYPE_CHECKING:
     import aiohttp
@@ -25,9 +26,9 @@ T = TypeVar("T")
 # trainer and the worker can ask for it.
 RESTING, WAKING = "resting", "waking"
 # Prefix of the names of an adapter's tensors, as PEFT has it in its files.
-ADAPTER_PREFIX = "base_model.model."
+ADAPTER_PREFIX = adapter_tensors.PREFIX
 # Tensor of one element that comes with an adapter: the factor of B A.
-ADAPTER_SCALING = f"{ADAPTER_PREFIX}lora_scaling"
+ADAPTER_SCALING = adapter_tensors.SCALING
 # Version of weights that no trainer of sluice has sent, such as those of the engine's start.
 UNKNOWN_VERSION = -1
 

@@ -9,16 +9,12 @@ This file runs in the HTTP process of every engine, linked from each plugin, and
 standard library only.
 """
 
-import json
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+
+from .asgi import App, Receive, Scope, Send, answer
 
 # Name and attempt of a trainer: `trainer-0/3`.
 HEADER = b"x-sluice-source"
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +44,7 @@ class Attempts:
 class Fence:
     """Middleware of an engine's HTTP application, which refuses replaced trainers."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         self.attempts = Attempts()
 
@@ -65,7 +61,4 @@ class Fence:
 async def refuse(scope: Scope, send: Send, reason: str) -> None:
     """Answer a request with 409 and the reason, in the engine's place."""
     log.warning("%s is refused: %s", scope["path"], reason)
-    body = json.dumps({"success": False, "message": reason}).encode()
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 409, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await answer(send, 409, {"success": False, "message": reason})

@@ -9,19 +9,15 @@ and imports the standard library only.
 """
 
 import asyncio
-import json
 import logging
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
+
+from .asgi import App, Receive, Scope, Send, answer
 
 # Path at which the engine tells model and digest.
 PATH = "/sluice_base"
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 
@@ -63,16 +59,11 @@ class BaseModel:
 class BaseModelAnswer:
     """Middleware of an engine's HTTP application, which answers `GET /sluice_base`."""
 
-    def __init__(
-        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], model: BaseModel
-    ) -> None:
+    def __init__(self, app: App, model: BaseModel) -> None:
         self.app, self.model = app, model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != PATH:
             await self.app(scope, receive, send)
             return
-        body = json.dumps(await self.model.told()).encode()
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await answer(send, 200, await self.model.told())

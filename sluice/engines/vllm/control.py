@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.engines.http.control import HttpControl
-from sluice.engines.protocol import ADAPTER_PREFIX, RESTING, WAKING, EngineRefusedError
+from sluice.engines.plugin_common.adapter_tensors import is_adapter
+from sluice.engines.protocol import RESTING, WAKING, EngineRefusedError
 
 _PAUSES = {
     "in_place": "mode=keep&clear_cache=false",
@@ -153,7 +154,7 @@ class Control(HttpControl):
             dtypes=list(dtypes),
             shapes=[list(shape) for shape in shapes],
         )
-        await self._taken(version, adapter=bool(names) and names[0].startswith(ADAPTER_PREFIX))
+        await self._taken(version, adapter=is_adapter(names))
 
     async def _taken(self, version: int | None, *, adapter: bool) -> None:
         """Use an adapter that has come; remember the version of a model until the update ends.

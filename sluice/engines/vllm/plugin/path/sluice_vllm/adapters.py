@@ -11,9 +11,10 @@ import json
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from .asgi import App, Receive, Scope, Send, answer, whole
 from .base_model import BaseModel, BaseModelAnswer
 from .pauses import PAUSE
 
@@ -26,9 +27,6 @@ _LEAST_HELD = 2
 log = logging.getLogger(f"vllm.{__name__}")  # vLLM shows its own loggers only
 # An error of a worker, as vLLM passes it on.
 _WORKERS_ERROR = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 _base: list[BaseModel] = []
 
 
@@ -50,7 +48,7 @@ def begin(arguments: Sequence[str]) -> None:
 class Adapters:
     """Middleware of vLLM's HTTP application; it does nothing if the engine serves no adapters."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = BaseModelAnswer(app, _base[0]) if _base else app
         self.versions = (settings() or {}).get("versions", 0)
         # Numbers of the adapters that the workers hold, the newest last.
@@ -71,13 +69,13 @@ class Adapters:
     async def _commit(self, state: Any, receive: Receive, send: Send) -> None:
         """Use the adapter whose tensors have come."""
         try:
-            version = str(json.loads(await _whole(receive))["version"])
+            version = str(json.loads(await whole(receive))["version"])
             await self._hold(state, version)
         except Exception as error:  # a bad update must not end the engine
             log.exception("an adapter has not come")
-            await _answer(send, 400, {"success": False, "message": _reason(error)})
+            await answer(send, 400, {"success": False, "message": _reason(error)})
             return
-        await _answer(send, 200, {"success": True})
+        await answer(send, 200, {"success": True})
 
     async def _hold(self, state: Any, version: str) -> None:
         number = (self.held[-1] if self.held else 0) + 1 if self.versions else 1
@@ -118,18 +116,3 @@ def _reason(error: Exception) -> str:
     """Return what a worker has said."""
     match = _WORKERS_ERROR.search(str(error))
     return match[1] if match else str(error) or type(error).__name__
-
-
-async def _whole(receive: Receive) -> bytes:
-    parts = list[bytes]()
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode()})

@@ -3,14 +3,11 @@
 The scheduler answers no call while it waits for weights, which is when a worker needs the answer.
 """
 
-import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
+from .asgi import App, Receive, Scope, Send, answer
+
 PATH = "/sluice/paused"
 PAUSE, RESUME = "/pause", "/resume"
 
@@ -22,7 +19,7 @@ class Pauses:
     paused.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         self.since: float | None = None
 
@@ -47,8 +44,4 @@ class Pauses:
 
     async def tell(self, send: Send) -> None:
         seconds = 0.0 if self.since is None else max(time.monotonic() - self.since, 0.001)
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send(
-            {"type": "http.response.body", "body": json.dumps({"seconds": seconds}).encode()}
-        )
+        await answer(send, 200, {"seconds": seconds})

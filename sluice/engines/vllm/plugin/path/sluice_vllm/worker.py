@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from .adapter_tensors import is_adapter
 from .transfer import join, receive, release, unpack
-from .worker_adapters import WorkerAdapters, is_adapter
+from .worker_adapters import WorkerAdapters
 
 # Index of the device among the arguments of `rebuild_cuda_tensor`. The trainer's handles have a
 # uuid there.

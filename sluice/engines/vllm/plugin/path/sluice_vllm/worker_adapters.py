@@ -3,21 +3,14 @@
 vLLM reads an adapter from files when a request needs it. Here it gets the tensors.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-# PEFT's prefix of the names of an adapter's tensors.
-PREFIX = "base_model.model."
-# Tensor of one element that comes with an adapter: the factor of B A.
-SCALING = f"{PREFIX}lora_scaling"
+from .adapter_tensors import EMPTY, SCALING, check_fits, matrix_of
+
 Tensors = dict[str, torch.Tensor]
-
-
-def is_adapter(names: Sequence[str]) -> bool:
-    """Return True if tensors are of an adapter and not of the model."""
-    return bool(names) and names[0].startswith(PREFIX)
 
 
 class WorkerAdapters:
@@ -65,29 +58,15 @@ class WorkerAdapters:
 def check(manager: Any, tensors: Tensors) -> None:
     """Raise ValueError unless the engine has memory for such an adapter. vLLM ignores the rest."""
     if len(tensors) < 2 or SCALING not in tensors:
-        raise ValueError("an update of an adapter has brought no tensors")
+        raise ValueError(EMPTY)
     known = manager._adapter_manager
     adapted = {
         part
         for layer in known.supported_lora_modules
         for part in known.packed_modules_mapping.get(layer, [layer])
     }
-    most = manager.lora_config.max_lora_rank
-    for name, tensor in tensors.items():
-        if name == SCALING:
-            continue
-        layer, _, side = name.removesuffix(".weight").rpartition(".")
-        if side not in ("lora_A", "lora_B") or tensor.ndim != 2:
-            raise ValueError(f"{name} {list(tensor.shape)} is no matrix A or B of an adapter")
-        if layer.rpartition(".")[2] not in adapted:
-            raise ValueError(f"this engine adapts {', '.join(sorted(adapted))}, not {layer}")
-        if (rank := rank_of(name, tensor)) > most:
-            raise ValueError(f"the adapter has rank {rank}, and this engine was started for {most}")
-
-
-def rank_of(name: str, tensor: torch.Tensor) -> int:
-    """Return the rank of a matrix A, [rank, in], or B, [out, rank]."""
-    return tensor.shape[0 if ".lora_A." in name else 1]
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    check_fits(shapes, manager.lora_config.max_lora_rank, adapted, adapted.__contains__)
 
 
 def model(manager: Any, number: int, tensors: Tensors) -> Any:
@@ -96,7 +75,7 @@ def model(manager: Any, number: int, tensors: Tensors) -> Any:
     from vllm.lora.peft_helper import PEFTHelper
 
     matrices = {name: tensor.clone() for name, tensor in tensors.items() if name != SCALING}
-    rank = max(rank_of(name, tensor) for name, tensor in matrices.items())
+    rank = max(matrix_of(name, tensor.shape).rank for name, tensor in matrices.items())
     layers = sorted({name.split(".")[-3] for name in matrices})
     scaling: Any = float(tensors[SCALING])
     served = manager._adapter_manager.model

@@ -11,9 +11,9 @@ control requests of an update need too, and that goes to one of them in each tur
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from .attempt_fence import Receive, Scope, Send
+from .asgi import App, Receive, Scope, Send
 
 PATH = "/generate"
 ABORT = "/abort_request"
@@ -67,9 +67,7 @@ class RequestQueue:
 class ControlPriority:
     """Middleware of an engine's HTTP application, which queues requests to generate."""
 
-    def __init__(
-        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], queue: RequestQueue
-    ) -> None:
+    def __init__(self, app: App, queue: RequestQueue) -> None:
         self.app = app
         self.queue = queue
 

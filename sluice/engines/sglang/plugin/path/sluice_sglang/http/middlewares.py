@@ -12,7 +12,8 @@ from ..startup import arguments
 from ..startup.base_model import BaseModel, BaseModelAnswer
 from ..weights import adapter, pipelined_receive, receive
 from . import pool_jobs
-from .attempt_fence import Fence, Receive, Scope
+from .asgi import Receive, Scope
+from .attempt_fence import Fence
 from .control_priority import ControlPriority, RequestQueue
 from .ordered_buckets import OrderedBuckets
 from .request_batching import Generate, RequestBatching

@@ -7,10 +7,10 @@ get each other's weights. So each request has a number, and waits for those befo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .attempt_fence import Receive, Scope, Send, refuse
+from .asgi import App, Receive, Scope, Send, whole
+from .attempt_fence import refuse
 
 # Communicator of a bucket, and the bucket's number there, from 0: `sluice-link-rollout-0-.../3`.
 HEADER = b"x-sluice-bucket"
@@ -24,7 +24,7 @@ _KEPT = 8
 class OrderedBuckets:
     """Middleware of an engine's HTTP application, which orders requests for buckets."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         # Number of the next bucket, by communicator.
         self.following: dict[str, int] = {}
@@ -79,13 +79,3 @@ class OrderedBuckets:
             if self.following.get(source, 0) == number:
                 self.following[source] = number + 1
                 self._taken.notify_all()
-
-
-async def whole(receive: Receive) -> bytes:
-    """Return a request's body, or the part that came before its client left."""
-    parts = list[bytes]()
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,7 @@ from ..pool_credential import LEAVE, TAG_END, created_of, job_of, verified_tag
 from ..startup import base_model
 from ..weights.transfer import GROUP_PREFIX
 from . import attempt_fence, ordered_buckets
-from .attempt_fence import Receive, Scope, Send
-from .ordered_buckets import whole
+from .asgi import App, Receive, Scope, Send, answer, whole
 from .request_batching import PATH as GENERATE_BATCH
 
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
@@ -49,7 +48,6 @@ SILENT_SECONDS = 900.0
 # Headers of a trainer that name something, which other jobs may name likewise.
 NAMING_HEADERS = (attempt_fence.HEADER, ordered_buckets.HEADER)
 log = logging.getLogger(__name__)
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -264,9 +262,3 @@ async def _object(receive: Receive) -> dict[str, Any]:
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
-
-
-async def answer(send: Send, status: int, body: dict[str, Any]) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode()})

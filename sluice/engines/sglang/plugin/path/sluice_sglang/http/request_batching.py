@@ -16,9 +16,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .attempt_fence import Receive, Scope, Send
+from .asgi import App, Receive, Scope, Send, whole
 from .control_priority import RequestQueue
-from .ordered_buckets import whole
 
 PATH = "/sluice_generate"
 # Returns status and body of the answer to one request.
@@ -31,7 +30,7 @@ class RequestBatching:
 
     def __init__(
         self,
-        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        app: App,
         queue: RequestQueue,
         generate: Generate,
     ) -> None:

@@ -26,7 +26,8 @@ from .. import fair_shares
 from ..adapter_metrics import AdapterMetrics
 from ..fair_shares import FairShares
 from ..pool_credential import created_of, job_of, tag_of
-from .adapter_store import PREFIX, AdapterStore
+from .adapter_store import AdapterStore
+from .adapter_tensors import is_adapter
 from .added_adapter import AddedAdapter
 from .receive import failed_link, failure_on_any_rank, receive_data
 from .relay import route
@@ -119,11 +120,6 @@ def pin_version(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:
 
     whole = WeightVersionEvent(old_version=version, num_output_tokens=sys.maxsize)
     request.weight_version_events = [whole]
-
-
-def is_adapter(names: Sequence[str]) -> bool:
-    """Return True if a bucket's tensors are of an adapter and not of the model."""
-    return bool(names) and names[0].startswith(PREFIX)
 
 
 def version_of(request: Any) -> str | None:

@@ -16,16 +16,12 @@ import torch
 from .. import tell_once
 from ..adapter_metrics import AdapterMetrics
 from .adapter_places import Places, clear
+from .adapter_tensors import EMPTY, SCALING, check_fits
 from .transfer import memory, unpack
 
 # Begins the names inside SGLang if the engine has one job: sluice@3 is a version. Those of a pool's
 # jobs are called NAMESPACE/JOB@3.
 NAME = "sluice"
-# PEFT's prefix of the names of an adapter's tensors.
-PREFIX = "base_model.model."
-# Tensor of one element that comes with an adapter: the factor of B A. SGLang itself computes it as
-# alpha / rank, without rsLoRA.
-SCALING = f"{PREFIX}lora_scaling"
 # Layers whose adapters SGLang joins. If one of the first has an adapter, so must the second.
 _JOINED = (("q_proj", "v_proj"), ("k_proj", "q_proj"), ("v_proj", "q_proj"))
 Tensors = dict[str, torch.Tensor]
@@ -60,6 +56,22 @@ class Bucket:
             tensor.untyped_storage().data_ptr() == self.data.data_ptr()
             for tensor in self.tensors.values()
         )
+
+
+def spare_bucket(
+    coming: list[Bucket], spare: Sequence[Bucket], names: Any, dtypes: Any, shapes: Any
+) -> Bucket | None:
+    """Return the memory of an older update in which the next bucket fits; None if there is none.
+
+    Empties `coming` if the bucket has come before: it begins a new update, because the trainer of
+    the one before has died.
+    """
+    if any(known.names[0] == names[0] for known in coming):
+        coming.clear()
+    place = len(coming)
+    if place < len(spare) and spare[place].fits(names, dtypes, shapes):
+        return spare[place]
+    return None
 
 
 @dataclass(slots=True)
@@ -182,24 +194,21 @@ class AdapterStore:
     def bucket(self, job: str, names: Any, dtypes: Any, shapes: Any) -> Bucket:
         """Return memory for the next bucket of a job's update, which holds whole layers.
 
-        Raises ValueError if the engine cannot serve such tensors. A bucket that comes again begins
-        a new update: the trainer of the one before has died.
+        Raises ValueError if the engine cannot serve such tensors.
         """
         adapter = self.jobs.setdefault(job, JobAdapter())
-        if any(known.names[0] == names[0] for known in adapter.coming):
-            adapter.coming = []
-        place, spare = len(adapter.coming), adapter.spare.buckets if adapter.spare else []
-        if place < len(spare) and spare[place].fits(names, dtypes, shapes):
+        older = adapter.spare.buckets if adapter.spare else []
+        if (spare := spare_bucket(adapter.coming, older, names, dtypes, shapes)) is not None:
             if self._read is not None:
                 self._read.synchronize()
-            return spare[place]
+            return spare
         self._check(dict(zip(names, shapes, strict=True)))
         return Bucket.of(names, dtypes, shapes, self.manager.device)
 
     def received(self, job: str, bucket: Bucket) -> None:
         """Note that a bucket has come."""
         self.jobs[job].coming.append(bucket)
-        self._written = _recorded(self.manager.device)
+        self._written = recorded(self.manager.device)
 
     def commit(self, job: str, version: str, scheduler: Any) -> None:
         """Serve the adapter whose tensors have come. Raises ValueError if it does not fit."""
@@ -241,7 +250,7 @@ class AdapterStore:
             new = Version(buckets)
         new.settle()
         if not new.tensors:
-            raise ValueError("an update of an adapter has brought no tensors")
+            raise ValueError(EMPTY)
         return new
 
     def forget(self, job: str, scheduler: Any) -> None:
@@ -260,19 +269,12 @@ class AdapterStore:
 
         adapted = self.manager.memory_pool.target_modules
         check_joined(name for name in shapes if name != SCALING)
-        for name, shape in shapes.items():
-            if name == SCALING:
-                continue
-            layer, _, side = name.removesuffix(".weight").rpartition(".")
-            if side not in ("lora_A", "lora_B") or len(shape) != 2:
-                raise ValueError(f"{name} {list(shape)} is no matrix A or B of an adapter")
-            rank = shape[0 if side == "lora_A" else 1]
-            if rank > self.rank:
-                raise ValueError(
-                    f"the adapter has rank {rank}, and this engine was started for {self.rank}"
-                )
-            if not get_normalized_target_modules([layer.rpartition(".")[2]]) <= adapted:
-                raise ValueError(f"this engine adapts {', '.join(sorted(adapted))}, not {layer}")
+        check_fits(
+            shapes,
+            self.rank,
+            adapted,
+            lambda layer: bool(get_normalized_target_modules([layer]) <= adapted),
+        )
 
     def _look_up(self, signature: Signature) -> Places | None:
         try:
@@ -339,7 +341,7 @@ class AdapterStore:
                 how = "at once" if places.proven else "one by one"
                 tell_once(f"an adapter's tensors are loaded in place, {how}")
         self._filled[slot] = signature
-        self._read = _recorded(self.manager.device)
+        self._read = recorded(self.manager.device)
 
     def _assembled(self, name: str, weights: Tensors) -> Any:
         """Return the tensors as SGLang has them: those of joined layers joined."""
@@ -424,7 +426,7 @@ def check_joined(names: Iterable[str]) -> None:
             )
 
 
-def _recorded(device: Any) -> Any:
+def recorded(device: Any) -> Any:
     """Return an event behind the GPU work that is queued now; None on a CPU."""
     return (
         torch.cuda.current_stream().record_event() if torch.device(device).type == "cuda" else None

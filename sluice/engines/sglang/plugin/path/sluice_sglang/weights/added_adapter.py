@@ -13,15 +13,12 @@ from typing import Any
 import torch
 
 from .. import tell_once
-from .adapter_store import PREFIX, SCALING, Bucket
+from .adapter_places import JOINED
+from .adapter_store import Bucket, recorded, spare_bucket
+from .adapter_tensors import EMPTY, PREFIX, SCALING, matrix_of
 from .parameter_places import Place, find_places
 
 ALL_LINEAR = "all-linear"
-# Parameters that engines make of several of a checkpoint's matrices.
-_JOINED = {
-    "qkv_proj": {"q_proj", "k_proj", "v_proj"},
-    "gate_up_proj": {"gate_proj", "up_proj"},
-}
 # Parts of a model that see images. They have no adapters.
 _TOWERS = {"visual", "vision_model", "vision_tower"}
 log = logging.getLogger(__name__)
@@ -72,17 +69,12 @@ class AddedAdapter:
         self._coming = []
 
     def bucket(self, _: str, names: Any, dtypes: Any, shapes: Any) -> Bucket:
-        """Return memory for the next bucket of an update.
-
-        A bucket that comes again begins a new update: the trainer of the one before has died.
-        """
-        if any(known.names[0] == names[0] for known in self._coming):
-            self._coming = []
-        place = len(self._coming)
-        if place < len(self._spare) and self._spare[place].fits(names, dtypes, shapes):
+        """Return memory for the next bucket of an update."""
+        spare = spare_bucket(self._coming, self._spare, names, dtypes, shapes)
+        if spare is not None:
             if self._read is not None:
                 self._read.synchronize()
-            return self._spare[place]
+            return spare
         return Bucket.of(names, dtypes, shapes, self._device)
 
     def received(self, _: str, bucket: Bucket) -> None:
@@ -102,8 +94,7 @@ class AddedAdapter:
         self._add(factors, scaling)
         tell_once("an adapter is added to the weights of the model")
         self._spare = buckets
-        if torch.device(self._device).type == "cuda":
-            self._read = torch.cuda.current_stream().record_event()
+        self._read = recorded(self._device)
 
     @property
     def _device(self) -> Any:
@@ -158,7 +149,7 @@ def _linear_weights(model: Any, layers: set[str]) -> Iterable[tuple[str, torch.n
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
         leaf = path.rpartition(".")[2]
-        chosen = ALL_LINEAR in layers or bool(layers & (_JOINED.get(leaf, set()) | {leaf}))
+        chosen = ALL_LINEAR in layers or not layers.isdisjoint({leaf, *JOINED.get(leaf, ())})
         if (
             isinstance(module, LinearBase)
             and weight is not None
@@ -174,16 +165,14 @@ def _factors(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tenso
     """Return A and B by the names of the matrices that they change, in the checkpoint's names."""
     factors = {}
     for name, a in tensors.items():
-        layer, _, side = name.removesuffix(".weight").rpartition(".")
-        if side not in ("lora_A", "lora_B") or a.dim() != 2:
-            raise ValueError(f"{name} {list(a.shape)} is no matrix A or B of an adapter")
-        if side == "lora_A":
+        layer, is_a, rank = matrix_of(name, a.shape)
+        if is_a:
             b = tensors.get(f"{layer}.lora_B.weight")
-            if b is None or b.shape[1] != a.shape[0]:
+            if b is None or b.shape[1] != rank:
                 raise ValueError(f"{name} comes without its matrix B")
             factors[f"{layer.removeprefix(PREFIX)}.weight"] = a, b
     if not factors:
-        raise ValueError("an update of an adapter has brought no tensors")
+        raise ValueError(EMPTY)
     return factors
 
 
@@ -203,4 +192,4 @@ def _holds(parameter: str, matrix: str) -> bool:
     """Return True if the engine keeps the matrix in this parameter of the same layer."""
     parent, _, leaf = parameter.partition(".layers.")[2].removesuffix(".weight").rpartition(".")
     of_matrix = matrix.partition(".layers.")[2].removesuffix(".weight")
-    return any(f"{parent}.{part}" == of_matrix for part in _JOINED.get(leaf, {leaf}))
+    return any(f"{parent}.{part}" == of_matrix for part in JOINED.get(leaf, (leaf,)))

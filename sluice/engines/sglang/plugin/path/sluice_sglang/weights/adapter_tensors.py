@@ -1,0 +1,1 @@
+../../../../../plugin_common/adapter_tensors.py
