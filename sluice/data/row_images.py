@@ -12,13 +12,11 @@ from typing import Any
 
 from sluice.api.groups.data import ImageLimits, PromptSource
 from sluice.data.messages import content_of
-from sluice.images.image import image_part
+from sluice.images.image import IMAGE_PART_TYPES, image_part
 from sluice.images.reading import FIELDS, ImageError, RawImage, raw_image
 from sluice.input_checks import load_json
 
 PLACEHOLDER = "<image>"
-# Types of parts that stand for an image: Hugging Face's and Qwen's, and those of OpenAI.
-_IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
 _OTHER_MEDIA = frozenset({"video", "video_url", "audio", "audio_url", "input_audio", "input_video"})
 _OTHER_COLUMNS = ("videos", "video", "audios", "audio")
 
@@ -165,7 +163,7 @@ def _of_part(part: Any, name: str, images: _Images) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _OTHER_MEDIA:
         raise ImageError(f"{name}: sluice reads no video and no sound; remove such rows")
-    if kind not in _IMAGE_TYPES:
+    if kind not in IMAGE_PART_TYPES:
         return part
     has_value = any(part.get(field) not in (None, "") for field in FIELDS)
     return images.inline(part, name) if has_value else images.next_of_column()

@@ -39,8 +39,9 @@ BYTES_PER_PIXEL = 12
 # Formats that are read; Pillow knows others, some of which run programs.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
-# How their files begin.
-_BEGINNINGS = (b"\x89PNG", b"\xff\xd8", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+# How their files begin. WebP has its name behind a length.
+_BEGINNINGS = (b"\x89PNG", b"\xff\xd8", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+_RIFF, _WEBP = b"RIFF", b"WEBP"
 _ORIENTATION = 0x0112  # EXIF tag
 _ON_THEIR_SIDE = range(5, 9)  # its values that exchange width and height
 _PNG_BIT_DEPTH = 24  # offset in a PNG file
@@ -374,12 +375,17 @@ def _too_many(what: str) -> str:
     return f"{what}; at most {MAX_DECODED_PIXELS} are decoded, so scale it down"
 
 
+def begins_as_image(data: bytes) -> bool:
+    """Return True if bytes begin as a file of one of the formats that are read."""
+    return data.startswith(_BEGINNINGS) or (data[:4], data[8:12]) == (_RIFF, _WEBP)
+
+
 def _unknown(file: IO[bytes]) -> str:
     file.seek(0)
     data = file.read(4096)
     if b"<svg" in data.lower():
         return "an SVG drawing; convert it to PNG"
-    if data.startswith(_BEGINNINGS):
+    if begins_as_image(data) or data.startswith(_RIFF):
         return "the header of the image is broken, or it has no pixels"
     return f"not an image of a known format ({', '.join(_FORMATS)}): it begins with {data[:12]!r}"
 

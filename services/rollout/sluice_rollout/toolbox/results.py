@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sluice.images.image import IMAGE_PART_TYPES
+from sluice.images.reading import begins_as_image
+
 # What a model without images reads in place of one.
 IMAGE_TEXT = "(image)"
-# How files of images begin: PNG, JPEG, GIF, BMP, TIFF; WebP has its name after a length.
-_BEGINNINGS = (b"\x89PNG", b"\xff\xd8", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-_PART_TYPES = ("image", "image_url", "input_image")
 
 
 def parts_of(value: Any) -> list[Any]:
@@ -25,10 +25,10 @@ def parts_of(value: Any) -> list[Any]:
 def is_image(part: Any) -> bool:
     """True for the bytes of an image, a data URL of one, or a message's part with one."""
     if isinstance(part, bytes):
-        return part.startswith(_BEGINNINGS) or (part[:4], part[8:12]) == (b"RIFF", b"WEBP")
+        return begins_as_image(part)
     if isinstance(part, str):
         return part[:11].lower() == "data:image/"
-    return isinstance(part, Mapping) and part.get("type") in _PART_TYPES
+    return isinstance(part, Mapping) and part.get("type") in IMAGE_PART_TYPES
 
 
 def _plain(part: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice.data import messages as chat_messages
 from sluice.data.messages import MessageError, arguments_text
-from sluice.images.image import IMAGE_PART, SCHEME, Image, image_part
+from sluice.images.image import IMAGE_PART, IMAGE_PART_TYPES, SCHEME, Image, image_part
 from sluice.images.reading import Base64, ImageError, RawImage, raw_image
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.interfaces.errors import invalid
@@ -29,8 +29,6 @@ _DEFAULTS = {
     "text": {"format": {"type": "text"}},
 }
 _FREE_CHOICES = (None, "auto", "none")
-# Types of parts that are images: OpenAI's two, and Anthropic's, which chat templates use too.
-_IMAGE_TYPES = ("image_url", "input_image", IMAGE_PART)
 _WITH_IMAGES = ("user", "tool")
 # Images as a client has sent them, by the digest of their text, which messages refer to until the
 # images are read (`SessionImages.admit`).
@@ -233,7 +231,7 @@ def with_reference(part: Any, name: str, images: RawImages) -> Any:
     Any other part, and a reference such as those in the messages of a row, is returned as it is.
     Raises GatewayError if the image is in no form that is read.
     """
-    if not isinstance(part, dict) or part.get("type") not in _IMAGE_TYPES:
+    if not isinstance(part, dict) or part.get("type") not in IMAGE_PART_TYPES:
         return part
     if str(part.get(IMAGE_PART)).startswith(SCHEME):
         return part
