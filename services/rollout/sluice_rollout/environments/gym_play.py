@@ -3,8 +3,8 @@
     python gym_play.py play CONFIG     plays an episode for row.json, and writes result.json
 
 CONFIG is `rollout.environment.gym` as JSON, with `images`: true if the job's model gets images. A
-fork server (fork_server.py) calls `load` and `play`
-to do the same without starting Python for each episode.
+fork server (fork_server.py) calls `load` and `play` to do the same without starting Python for each
+episode.
 
 This runs in an interpreter that has the environment and may not have sluice. It imports the modules
 in its folder and the standard library only.

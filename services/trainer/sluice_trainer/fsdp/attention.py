@@ -2,8 +2,8 @@
 
 A model uses an implementation that keeps packed sequences apart. On GPUs without the flash-attn
 package that is torch's own FlashAttention (`sluice_packed`), which neither computes scores between
-sequences nor needs a mask of [tokens, tokens]. Ranks that share rows compute it too,
-on CPUs as well.
+sequences nor needs a mask of [tokens, tokens]. Ranks that share rows compute it too, on CPUs as
+well.
 """
 
 from __future__ import annotations

@@ -87,8 +87,6 @@ class RowShare:
         Every rank computes the same loss from it, and gradients of weights are summed over ranks
         afterwards, so each rank's gradient is that of its own summand.
         """
-        if self.size == 1:
-            return values
         result: Tensor = _Sum.apply(values, self.group)  # type: ignore[no-untyped-call]
         return result
 
@@ -133,9 +131,8 @@ def check_shareable(model: Any, size: int, *, packs: bool) -> None:
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     fewer = getattr(config, "num_key_value_heads", None) or heads
-    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     problem = ""
-    if not packs or kind in _WHOLE_ROWS:
+    if not packs or not _WHOLE_ROWS.isdisjoint(_encodings(config)):
         problem = f"model_type {config.model_type!r} has layers that need whole sequences"
     elif heads % size or (fewer % size and size % fewer):
         problem = f"the model has {heads} heads and {fewer} of keys, which they cannot share"
@@ -144,3 +141,10 @@ def check_shareable(model: Any, size: int, *, packs: bool) -> None:
             f"trainer.parallelism.context: {size} with backend: fsdp lets ranks compute different "
             f"heads of a sequence: {problem}: leave it out, or choose backend: megatron"
         )
+
+
+def _encodings(config: Any) -> set[Any]:
+    """Return the position encodings of a model, whose layers may have different ones."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    of_layers = [entry for entry in parameters.values() if isinstance(entry, dict)]
+    return {entry.get("rope_type") for entry in (parameters, *of_layers)}

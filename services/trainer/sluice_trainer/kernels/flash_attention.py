@@ -131,11 +131,18 @@ def _attend_each(
     outputs = []
     for start, end in pairwise(starts.tolist()):
         query, key, value = (x[start:end].transpose(0, 1) for x in (q, k, v))
-        mask = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).tril()
+        mask = None  # without a window no mask of [tokens, tokens] is needed
         if window is not None:
-            mask = mask.triu(1 - window)
+            seen = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device)
+            mask = seen.tril().triu(1 - window)
         out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=True,
         )
         outputs.append(out.transpose(0, 1))
     return torch.cat(outputs)
