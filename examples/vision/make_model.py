@@ -31,10 +31,9 @@ SPECIAL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-# The form of Qwen's templates: an image part becomes one placeholder between two marks.
-CHAT_TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' }}
+# Content of a message, as Qwen's templates have it: an image part becomes one placeholder between
+# two marks.
+CONTENT_TEMPLATE = """\
 {%- if message.content is string %}{{- message.content }}
 {%- else %}
 {%- for part in message.content %}
@@ -44,9 +43,18 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- endif %}
+"""
+CHAT_TEMPLATE = (
+    """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+"""
+    + CONTENT_TEMPLATE
+    + """\
 {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+)
 
 # Prefixes of transformers' classes of the model and of its video processor, then the settings of
 # its text model, its tower and its image processor.

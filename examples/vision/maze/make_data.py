@@ -33,19 +33,11 @@ QUESTION = "Go to the green square."
 # Of the rows' prompt, and of what the worker says of the moves.
 WORDS = ["go", "to", "the", "green", "square", ".", "answer", "with", "one", "of", ","]
 WORDS += ["error", ":", "expected", "<unused>"]
-CHAT_TEMPLATE = """\
-{%- for message in messages %}
-{%- if message.content is string %}{{- message.content }}
-{%- else %}
-{%- for part in message.content %}
-{%- if part.type == 'image' or 'image' in part or 'image_url' in part %}
-{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
-{%- elif 'text' in part %}{{- part.text }}
-{%- endif %}
-{%- endfor %}
-{%- endif %}
-{{- '<|im_end|>' }}
-{%- endfor %}"""
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}\n"
+    + MAKER["CONTENT_TEMPLATE"]
+    + "{{- '<|im_end|>' }}\n{%- endfor %}"
+)
 # As the worker shows a first drawing (docs/agents/environments.md).
 OPENING = (
     f"{QUESTION}<|vision_start|><|image_pad|><|vision_end|>Answer with one of {', '.join(MOVES)}."
