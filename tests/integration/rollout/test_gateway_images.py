@@ -121,14 +121,10 @@ async def check(
         check_turns(sequence, records, images, judge, media)
 
 
-async def test_agents_with_screenshots_are_trained_on_what_the_engine_saw(
-    make_services: Callable[..., Services],
-    model: Path,
-    engine: Client,
-    judge: Judge,
-    rendezvous: Rendezvous,
-) -> None:
-    services = make_services()
+async def trained(
+    services: Services, model: Path, engine: Client, judge: Judge, rendezvous: Rendezvous
+) -> list[SampleGroup]:
+    """Return the groups of a step, all of whose samples are right."""
     media = PromptEncoder(services.job.spec, model).media_tokens
     async with await services.start_buffer() as client, services.working(engine) as (_, end):
         assert (await client.take(1, wait=3 * DEADLINE)).state == READY
@@ -138,6 +134,17 @@ async def test_agents_with_screenshots_are_trained_on_what_the_engine_saw(
         for group in batch:
             for sample in group.samples:
                 await check(sample, OF_ROWS[group.prompt.row], judge, store, media)
+    return batch
+
+
+async def test_agents_with_screenshots_are_trained_on_what_the_engine_saw(
+    make_services: Callable[..., Services],
+    model: Path,
+    engine: Client,
+    judge: Judge,
+    rendezvous: Rendezvous,
+) -> None:
+    batch = await trained(make_services(), model, engine, judge, rendezvous)
     assert {group.prompt.row for group in batch} == {*range(ROWS)}
     # A random model may sample a placeholder, which ends an episode before its second branch.
     whole = [sample for group in batch for sample in group.samples if sample.branches]
@@ -159,15 +166,7 @@ async def test_a_tool_shows_the_engine_what_is_trained(
         function="tests.integration.rollout.image_agent.look",
         sampling={"maxResponseTokens": 400, "stop": STOPS},
     )
-    media = PromptEncoder(services.job.spec, model).media_tokens
-    async with await services.start_buffer() as client, services.working(engine) as (_, end):
-        assert (await client.take(1, wait=3 * DEADLINE)).state == READY
-        batch = [codec.group_from_message(group) for group in await client.shard(1)]
-        await end()
-        store = ImageClient(BufferLocator(rendezvous.address))
-        for group in batch:
-            for sample in group.samples:
-                await check(sample, OF_ROWS[group.prompt.row], judge, store, media)
+    batch = await trained(services, model, engine, judge, rendezvous)
     shown = [
         len(sample.images) - len(OF_ROWS[group.prompt.row])
         for group in batch

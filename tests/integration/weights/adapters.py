@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING
+from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING, Engine
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model import safetensors_file
@@ -17,7 +18,7 @@ from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import Sglang, call, tensors
-from tests.integration.weights.tools import Tensors, begin
+from tests.integration.weights.tools import SGLANG, Tensors, begin, serves
 
 RANK, ALPHA = 4, 32
 BUCKET = 10_000  # bytes: a layer's part of the adapter
@@ -81,3 +82,24 @@ def job_metrics(engine: Sglang, job: str = "") -> dict[str, float]:
             if sample.name.startswith("sluice_") and sample.labels["job"] == job:
                 found[" ".join([sample.name, *further])] = sample.value
     return found
+
+
+async def serves_adapters(
+    sender: WeightSender,
+    url: str,
+    base: Path,
+    directory: Path,
+    updates: Mapping[int, tuple[str, ...]],
+    engine: Engine = SGLANG,
+) -> tuple[Tensors, Path]:
+    """Send the adapters of some versions to `engine-0`, and check that it serves each of them.
+
+    updates: layers of the adapter, by version. Returns the last adapter, and its merged checkpoint.
+    """
+    for version, layers in updates.items():
+        tensors = adapter(base, version, layers)
+        outcome = await publish_adapter(sender, version, tensors)
+        assert (outcome.engines, outcome.failed) == (("engine-0",), {}), outcome
+        model = merged(base, tensors, directory / str(version))
+        assert await serves(url, model, version, engine)
+    return tensors, model

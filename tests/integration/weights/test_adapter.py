@@ -39,6 +39,7 @@ from tests.integration.weights.adapters import (
     merged,
     publish_adapter,
     send_adapter,
+    serves_adapters,
 )
 from tests.integration.weights.tools import PROMPT, SGLANG, Tensors, begin, serves
 
@@ -117,12 +118,8 @@ async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
 ) -> None:
     await join_engine("engine-0", in_place.address)
     sender = make_sender(lora="adapter")
-    for version in (1, 2, 3):
-        tensors = adapter(base, version, layers)
-        outcome = await publish_adapter(sender, version, tensors)
-        assert outcome.engines == ("engine-0",), outcome
-        model = merged(base, tensors, tmp_path / str(version))
-        assert await serves(in_place.url, model, version)
+    updates = dict.fromkeys((1, 2, 3), layers)
+    await serves_adapters(sender, in_place.url, base, tmp_path, updates)
     assert "an adapter is added to the weights of the model" in in_place.log.read_text()
 
 
@@ -135,12 +132,8 @@ async def test_an_engine_that_holds_versions_computes_so_too(
 ) -> None:
     await join_engine("engine-0", side_by_side.address)
     sender = make_sender(lora="adapter", pauseMode="versions")
-    for version, layers in ((1, ALL_LAYERS), (2, ATTENTION), (3, ALL_LAYERS)):
-        tensors = adapter(base, version, layers)
-        outcome = await publish_adapter(sender, version, tensors)
-        assert outcome.engines == ("engine-0",), outcome
-        model = merged(base, tensors, tmp_path / str(version))
-        assert await serves(side_by_side.url, model, version)
+    updates = {1: ALL_LAYERS, 2: ATTENTION, 3: ALL_LAYERS}
+    await serves_adapters(sender, side_by_side.url, base, tmp_path, updates)
     assert "loaded in place, at once" in side_by_side.log.read_text()
 
 
@@ -153,9 +146,7 @@ async def test_layers_that_the_engine_does_not_have_are_refused(
     (refusal,) = outcome.refused.values()
     assert "no such layer for model.layers.0.mlp.middle_proj.weight" in refusal
     assert "set weightSync.lora: merged" in refusal
-    tensors = adapter(base, 2)
-    await publish_adapter(sender, 2, tensors)
-    assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "it lives on"
+    await serves_adapters(sender, in_place.url, base, tmp_path, {2: ALL_LAYERS})
 
 
 async def test_a_mixture_has_adapters_in_its_attention(
@@ -202,9 +193,7 @@ async def test_versions_of_layers_that_sglang_joins_must_come_together(
     (refusal,) = outcome.refused.values()
     assert "an adapter of k_proj needs one of q_proj" in refusal
     assert "add it to trainer.lora.targetModules" in refusal
-    tensors = adapter(base, 5)
-    await publish_adapter(sender, 5, tensors)
-    assert await serves(side_by_side.url, merged(base, tensors, tmp_path / "5"), 5), "it lives on"
+    await serves_adapters(sender, side_by_side.url, base, tmp_path, {5: ALL_LAYERS})
 
 
 async def test_an_adapter_also_comes_over_a_directory(
@@ -212,12 +201,8 @@ async def test_an_adapter_also_comes_over_a_directory(
 ) -> None:
     await join_engine("engine-0", in_place.address)
     sender = over_directory(make_sender, tmp_path / "weights")
-    for version, layers in ((1, ALL_LAYERS), (2, ALL_LAYERS), (3, ATTENTION)):
-        tensors = adapter(base, version, layers)
-        outcome = await publish_adapter(sender, version, tensors)
-        assert (outcome.engines, outcome.failed) == (("engine-0",), {})
-        model = merged(base, tensors, tmp_path / str(version))
-        assert await serves(in_place.url, model, version)
+    updates = {1: ALL_LAYERS, 2: ALL_LAYERS, 3: ATTENTION}
+    tensors, model = await serves_adapters(sender, in_place.url, base, tmp_path, updates)
     assert [file.name for file in (tmp_path / "weights").iterdir()] == ["version_0000003.attempt1"]
     outcome = await publish_adapter(sender, 4, of_other_layers(adapter(base, 4)))
     (refusal,) = outcome.refused.values()
@@ -240,11 +225,9 @@ async def test_an_engine_that_rests_keeps_its_model_and_copies_an_adapter_from_t
         Ipc(), colocated=True, lora="adapter", transport="ipc", pauseMode="abort", timeoutSeconds=20
     )
     for version, layers in ((1, ALL_LAYERS), (2, ALL_LAYERS), (3, ATTENTION)):
-        tensors = adapter(base, version, layers)
-        outcome = await publish_adapter(sender, version, tensors)
-        assert (outcome.engines, outcome.failed) == (("engine-0",), {})
-        model = merged(base, tensors, tmp_path / str(version))
-        assert await serves(in_place.url, model, version)
+        tensors, model = await serves_adapters(
+            sender, in_place.url, base, tmp_path, {version: layers}
+        )
         ledger = await rendezvous.ledger()
         await sender.rest(
             version,
@@ -279,9 +262,8 @@ async def test_an_engine_with_another_model_gets_no_adapter(
         refusal,
     )
     copy = shutil.copytree(base, tmp_path / "copy")
-    sender.base, tensors = BaseModel(str(copy), model_digest(copy)), adapter(base, 2)
-    await publish_adapter(sender, 2, tensors)
-    assert await serves(in_place.url, merged(base, tensors, tmp_path / "2"), 2), "a copy will do"
+    sender.base = BaseModel(str(copy), model_digest(copy))
+    await serves_adapters(sender, in_place.url, base, tmp_path, {2: ALL_LAYERS})
 
 
 @pytest.mark.parametrize(("over", "first"), [("communicator", 11), ("directory", 21)])

@@ -26,8 +26,9 @@ from tests.integration.weights.adapters import (
     merged,
     publish_adapter,
     send_adapter,
+    serves_adapters,
 )
-from tests.integration.weights.tools import PROMPT, begin, serves
+from tests.integration.weights.tools import PROMPT, begin
 from tests.tools import missing
 
 pytestmark = pytest.mark.vllm
@@ -103,12 +104,8 @@ async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
     else:
         sender = make_sender(**sync(server))
     sender.base = BaseModel(str(base), model_digest(base))
-    for version, layers in ((1, ALL_LAYERS), (2, ATTENTION), (3, ("k_proj", "down_proj"))):
-        tensors = adapter(base, version, layers)
-        outcome = await publish_adapter(sender, version, tensors)
-        assert (outcome.engines, outcome.failed) == (("engine-0",), {})
-        model = merged(base, tensors, tmp_path / str(version))
-        assert await serves(server.url, model, version, VLLM)
+    updates = {1: ALL_LAYERS, 2: ATTENTION, 3: ("k_proj", "down_proj")}
+    await serves_adapters(sender, server.url, base, tmp_path, updates, VLLM)
 
 
 async def test_an_adapter_that_does_not_fit_is_refused(
@@ -130,9 +127,7 @@ async def test_an_adapter_that_does_not_fit_is_refused(
         outcome = await publish_adapter(sender, 1, tensors)
         (refusal,) = outcome.refused.values()
         assert re.search(reason, refusal), refusal
-    tensors = adapter(base, 2)
-    await publish_adapter(sender, 2, tensors)
-    assert await serves(server.url, merged(base, tensors, tmp_path / "2"), 2, VLLM), "it lives on"
+    await serves_adapters(sender, server.url, base, tmp_path, {2: ALL_LAYERS}, VLLM)
 
 
 async def test_an_engine_with_another_model_gets_no_adapter(
