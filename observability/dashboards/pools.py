@@ -70,7 +70,7 @@ def _jobs() -> list[Panel]:
         lines("Tokens by job", PER_SECOND, none(), "Tokens per second that the engines generated.",
               {"{{job}}": f"{generated} and {_JOBS}"}, stacked=True),
         lines("Share and weight", SHARE, none(),
-              "Share of all tokens that a job has had, where a generated token counts as two of a "
+              "Share of all tokens that a job has had; a generated token counts as two of a "
               "prompt, and the share by its weight. A job gets more while others have no requests.",
               {"{{job}}": f"({had} and {_JOBS}) / scalar(sum({had}) > 0)",
                "{{job}}, by weight": f"{weight} / scalar(sum({weight}))"}, highest=1),

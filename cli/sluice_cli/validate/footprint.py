@@ -110,7 +110,7 @@ def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
 def _state_and_gradients(spec: RLJobSpec, count: int) -> tuple[int, int]:
     """Return the bytes of weights with their moments, and of gradients.
 
-    Of a model with adapters only the frozen weights count.
+    If the model has adapters, only the frozen weights count.
     """
     trainer, optimizer = spec.trainer, spec.trainer.optimizer
     if trainer.lora is None:

@@ -30,7 +30,7 @@ MAZE = runpy.run_path(str(Path(__file__).with_name("maze.py")))
 MOVES = list(MAZE["MOVES"])
 MAKER = runpy.run_path(str(Path(__file__).resolve().parents[1] / "make_model.py"))
 QUESTION = "Go to the green square."
-# Of the rows' prompt, and of what the worker says of the moves.
+# Words of the rows' prompt, and of the worker's description of the moves.
 WORDS = ["go", "to", "the", "green", "square", ".", "answer", "with", "one", "of", ","]
 WORDS += ["error", ":", "expected", "<unused>"]
 CHAT_TEMPLATE = (
@@ -45,8 +45,8 @@ OPENING = (
 )
 PATCH = 32  # two by two patches are a drawing of maze.py, and become one token
 TRAINING_ROWS, HELD_OUT = 4096, 64
-# Of the imitation: mazes that no row has, steps, mazes a step, and the share of moves that the
-# walker knows to be right; it draws the others.
+# Settings of the imitation: mazes that no row has, steps, mazes per step, and the share of right
+# moves; the walker draws the others at random.
 MAZES, STEPS, BATCH, RIGHT = 1500, 80, 96, 0.5
 
 

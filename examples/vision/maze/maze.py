@@ -75,7 +75,7 @@ class Maze(gymnasium.Env[NDArray[np.uint8], np.int64]):
         return square if square in SQUARES and square not in self.walls else self.agent
 
     def distances(self) -> dict[Square, int]:
-        """Return the number of steps from each square to the goal, where there is a way."""
+        """Return the number of steps to the goal from each square that has a way to it."""
         found, queue = {self.goal: 0}, deque([self.goal])
         while queue:
             x, y = queue.popleft()

@@ -67,7 +67,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
         "engines that share the trainer's GPUs get merged weights after each step"
     ),
     "--lora-train-only": Unsupported("engines always generate with the weights that are trained"),
-    "--experts-shared-outer-loras": Unsupported("each expert has A and B of its own"),
+    "--experts-shared-outer-loras": Unsupported("each expert has its own A and B"),
     "--multi-lora-n-adapters": Unsupported("a job trains one adapter"),
     # prompts
     "--rollout-shuffle": Field("data.shuffle", as_boolean),

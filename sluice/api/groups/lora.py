@@ -57,7 +57,7 @@ class Lora(Model):
         description="Names of the linear layers that get an adapter, such as q_proj, as PEFT "
         "matches them. all-linear: every linear layer of the decoder, without routers, the output "
         "layer and, in a mixture, layers that have the name of a part of an expert. experts: each "
-        "expert of a mixture, with an adapter of its own.",
+        "expert of a mixture, with its own adapter.",
     )
     exclude_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(
         default_factory=list, description="Names of linear layers that get none."

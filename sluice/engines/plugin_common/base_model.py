@@ -38,13 +38,13 @@ class BaseModel:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._told: asyncio.Task[dict[str, str]] | None = None
+        self._description: asyncio.Task[dict[str, str]] | None = None
 
-    async def told(self) -> dict[str, str]:
+    async def describe(self) -> dict[str, str]:
         """Return the directory and its digest, or the problem why there is none."""
-        if self._told is None:
-            self._told = asyncio.create_task(asyncio.to_thread(self._wait))
-        return await asyncio.shield(self._told)
+        if self._description is None:
+            self._description = asyncio.create_task(asyncio.to_thread(self._wait))
+        return await asyncio.shield(self._description)
 
     def _wait(self) -> dict[str, str]:
         digest, errors = (text.strip() for text in self._process.communicate())
@@ -66,4 +66,4 @@ class BaseModelAnswer:
         if scope["type"] != "http" or scope["path"] != PATH:
             await self.app(scope, receive, send)
             return
-        await answer(send, 200, await self.model.told())
+        await answer(send, 200, await self.model.describe())

@@ -99,7 +99,7 @@ class WithValues(torch.nn.Module):
 
 
 def base_model(directory: Path, spec: RLJobSpec) -> Any:
-    """The model without adapters, with the weights that a quantized base stands for."""
+    """The model without adapters, with the weights that a quantized base encodes."""
     model = tiny.hf_model(directory)
     lora = spec.trainer.lora
     if lora and lora.quantize_base:

@@ -49,7 +49,7 @@ def directory(family: str, models: dict[str, Path], root: Path) -> Path:
 def test_steps_do_not_depend_on_the_ranks_that_share_a_row(
     models: dict[str, Path], tmp_path: Path, world: int
 ) -> None:
-    """Two ranks share rows. Of four ranks two pairs do, and all of them."""
+    """Two ranks share rows; of four ranks, two pairs share rows, and then all four do."""
     jobs: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     for name in CASES if world == 2 else ON_FOUR:
         family, algorithm, more = CASES[name]

@@ -28,8 +28,8 @@ def plugin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 async def asked(plugin: Any, directory: Path) -> dict[str, str]:
-    told: dict[str, str] = await plugin.BaseModel(str(directory)).told()
-    return told
+    description: dict[str, str] = await plugin.BaseModel(str(directory)).describe()
+    return description
 
 
 async def test_the_digest_is_that_of_the_trainer(plugin: Any, tmp_path: Path) -> None:

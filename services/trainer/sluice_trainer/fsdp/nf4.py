@@ -136,7 +136,7 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def dequantized(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weight [out, in] that a packed one stands for."""
+    """Return the weight [out, in] that a packed weight encodes."""
     rows, width = weight.shape
     blocks = width // _BLOCK_BYTES
     pairs, scales = weight[:, : blocks * BLOCK // 2], weight[:, blocks * BLOCK // 2 :]

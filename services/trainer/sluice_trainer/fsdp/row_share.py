@@ -85,7 +85,7 @@ class RowShare:
         """Return the sum over the ranks, on each of them.
 
         Every rank computes the same loss from it, and gradients of weights are summed over ranks
-        afterwards, so each rank's gradient is that of its own summand.
+        afterwards, so the gradient of a rank is that of its own values.
         """
         result: Tensor = _Sum.apply(values, self.group)  # type: ignore[no-untyped-call]
         return result

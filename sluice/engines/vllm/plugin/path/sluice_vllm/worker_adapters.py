@@ -59,11 +59,11 @@ def check(manager: Any, tensors: Tensors) -> None:
     """Raise ValueError unless the engine has memory for such an adapter. vLLM ignores the rest."""
     if len(tensors) < 2 or SCALING not in tensors:
         raise ValueError(EMPTY)
-    known = manager._adapter_manager
+    vllm_manager = manager._adapter_manager
     adapted = {
         part
-        for layer in known.supported_lora_modules
-        for part in known.packed_modules_mapping.get(layer, [layer])
+        for layer in vllm_manager.supported_lora_modules
+        for part in vllm_manager.packed_modules_mapping.get(layer, [layer])
     }
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     check_fits(shapes, manager.lora_config.max_lora_rank, adapted, adapted.__contains__)

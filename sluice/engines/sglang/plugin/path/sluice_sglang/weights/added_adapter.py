@@ -1,9 +1,9 @@
 """Adds the adapter of a job to the weights of the model, each time an update brings one.
 
 The engine keeps a copy of the weights that it has read from its checkpoint, and computes
-`W + scaling B A` from it. So responses take as long as without an adapter, where SGLang's kernels
-for adapters take a second product in each layer. An engine that holds several versions or serves
-several jobs has to use those: see adapter_store.py.
+`W + scaling B A` from it. Generation then runs the same kernels as without an adapter. SGLang's
+kernels for adapters compute a second product in each layer; engines that hold several versions or
+serve several jobs need those (adapter_store.py).
 """
 
 import logging

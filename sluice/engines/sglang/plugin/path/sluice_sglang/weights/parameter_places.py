@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-# Parts of a matrix that may lie apart from each other. More of them mean that the loader mixes
-# rows, which one product per part would do slowly.
+# Most separate parts of a parameter's matrices. A loader that makes more of them mixes rows, and a
+# product for each part would be slow.
 _MOST_PARTS = 64
 Parameters = Mapping[str, torch.nn.Parameter]
 Loader = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
