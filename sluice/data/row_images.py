@@ -17,7 +17,7 @@ from sluice.images.reading import FIELDS, ImageError, RawImage, raw_image
 from sluice.input_checks import load_json
 
 PLACEHOLDER = "<image>"
-_OTHER_MEDIA = frozenset({"video", "video_url", "audio", "audio_url", "input_audio", "input_video"})
+_OTHER_MEDIA = ("video", "video_url", "audio", "audio_url", "input_audio", "input_video")
 _OTHER_COLUMNS = ("videos", "video", "audios", "audio")
 
 Prompt = str | list[Any]

@@ -11,7 +11,8 @@ from typing import Any
 # Type of a part of a message's content that stands for an image (Hugging Face's chat templates).
 IMAGE_PART = "image"
 # Types of parts that are images: Hugging Face's, Qwen's and Anthropic's, and two of OpenAI.
-IMAGE_PART_TYPES = frozenset({IMAGE_PART, "image_url", "input_image"})
+# No set: callers look up what a client sent, which need not be hashable.
+IMAGE_PART_TYPES = (IMAGE_PART, "image_url", "input_image")
 # Beginning of a reference to a stored image.
 SCHEME = "sha256:"
 

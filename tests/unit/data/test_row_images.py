@@ -133,6 +133,7 @@ def test_a_row_without_images_is_as_in_any_job(prompt: Any, column: dict[str, An
         ),
         ({"prompt": user([{"type": "input_audio"}])}, "reads no video and no sound"),
         ({"prompt": user("<image>"), "images": "[1"}, "images: not valid JSON"),
+        ({"prompt": user([{"type": []}])}, r"prompt\[0\]: content: expected a text"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sluice.engines.protocol import Generation
@@ -230,6 +230,9 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(request=requests())
+@example((CHAT, {"messages": [{"role": "user", "content": [{"type": []}]}]}))
+@example((MESSAGES, {"messages": [{"role": "user", "content": [{"type": {}}]}]}))
+@example(("/v1/responses", {"input": [{"role": "user", "content": [{"type": []}]}]}))
 def test_every_body_is_answered_or_refused(
     open_gateway: OpenGateway, request: tuple[str, Any]
 ) -> None:
