@@ -17,11 +17,13 @@ from typing import Any
 
 import aiohttp
 
+from sluice.input_checks import InputError, reward, shown
 from sluice.runtime import error_summary
 from sluice.samples.episode_protocol import MOST_BYTES
 
-_FULL = {"CAPACITY_REACHED"}
-_ACTION_ERRORS = {"VALIDATION_ERROR", "EXECUTION_ERROR"}  # codes of errors that actions cause
+# Codes of errors: the server has no room for a session, and those that actions cause.
+_FULL = "CAPACITY_REACHED"
+_ACTION_ERRORS = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 _PAUSE_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
@@ -162,30 +164,44 @@ async def _check_capacity(socket: aiohttp.ClientWebSocketResponse) -> None:
     message = await socket.receive()
     if message.type is not aiohttp.WSMsgType.TEXT:
         raise _FullError("it hung up")
-    answer = json.loads(message.data)
-    if answer.get("type") == "error" and answer.get("data", {}).get("code") in _FULL:
+    kind, data = _kind_and_data(message.data)
+    if kind == "error" and data.get("code") == _FULL:
         await socket.close()
-        raise _FullError(str(answer["data"].get("message")))
+        raise _FullError(str(data.get("message")))
 
 
 async def _schema(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     async with http.get(f"{url}/schema") as response:
         response.raise_for_status()
-        schema: dict[str, Any] = (await response.json())["action"]
-        return schema
+        schemas = _json(await response.text())
+    schema = schemas.get("action") if isinstance(schemas, dict) else None
+    if not isinstance(schema, dict):
+        raise ServerError(f"{url}/schema: action: expected an object, found {shown(schema)}")
+    return schema
+
+
+def _json(text: str) -> Any:
+    # NaN is read: an observation of numbers may have it, and becomes text for the model.
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ServerError(f"the server's answer is not JSON: {error}: {text[:200]!r}") from error
+
+
+def _kind_and_data(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the type of a message and its data. Raises ServerError if it is none of OpenEnv's."""
+    message = _json(text)
+    data = message.get("data") if isinstance(message, dict) else None
+    if not isinstance(data, dict):
+        raise ServerError(f"the server's answer is not a message of OpenEnv: {shown(message)}")
+    return str(message.get("type")), data
 
 
 def _data(text: str) -> dict[str, Any]:
     """Return the data of a message. Raises RefusedActionError or ServerError."""
-    try:
-        answer = json.loads(text)
-        kind, data = answer["type"], answer["data"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ServerError(
-            f"the server's answer is not a message of OpenEnv: {text[:200]!r}"
-        ) from error
+    kind, data = _kind_and_data(text)
     if kind != "error":
-        return dict(data)
+        return data
     words = str(data.get("message"))
     if data.get("errors"):
         words += f": {json.dumps(data['errors'], default=str)[:1000]}"
@@ -195,9 +211,11 @@ def _data(text: str) -> dict[str, Any]:
 
 
 def _step(data: dict[str, Any]) -> StepResult:
+    observation = data.get("observation")
+    if not isinstance(observation, dict):
+        raise ServerError(f"observation: expected an object, found {shown(observation)}")
     try:
-        return StepResult(
-            data["observation"], float(data.get("reward") or 0.0), bool(data.get("done"))
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ServerError(f"the server's answer is not an observation: {error!r}") from error
+        given = reward(data.get("reward") or 0.0)
+    except InputError as error:
+        raise ServerError(str(error)) from error
+    return StepResult(observation, given, bool(data.get("done")))
