@@ -21,6 +21,8 @@ _LAYER = re.compile(r"((?:model\.|language_model\.)*layers\.(\d+))\.")
 # Tensors of the vision side, and those between its tower and the language model.
 _VISION = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
 _PROJECTOR = re.compile(r"(^|\.)(merger|deepstack_merger_list|multi_modal_projector)\.")
+# Modules around a language model. transformers has others than a multimodal checkpoint.
+_AROUND = re.compile(r"^(model\.|language_model\.)+")
 _FURTHER_TOKENS = re.compile(r"((?:model\.)?mtp)\.")
 # Modules of a language model inside a multimodal one, after `model.`.
 _LANGUAGE = {"language_model", "text_model", "layers", "embed_tokens", "norm", "lm_head"}
@@ -78,7 +80,7 @@ def kept_parts_of(directory: Path, trained: Collection[str] = ()) -> dict[str, i
     config = directory / "config.json"
     if not config.is_file():
         return {}
-    names = _tensor_names(directory)
+    names = tensor_names(directory)
     if trained:
         names = [n for n in names if not _VISION.match(n) or vision_part(n) not in trained]
     return kept_parts(json.loads(config.read_text()), names)
@@ -89,13 +91,19 @@ def vision_part(name: str) -> Literal["vision", "projector"]:
     return "projector" if _PROJECTOR.search(name) else "vision"
 
 
-def _tensor_names(directory: Path) -> list[str]:
+def tensor_names(directory: Path) -> list[str]:
+    """Return the names of a checkpoint's tensors; none if they have no index or header."""
     for index in INDEXES:
         if (directory / index).is_file():
             return list(json.loads((directory / index).read_text())["weight_map"])
     if not (directory / SINGLE).is_file():
         return []
     return list(safetensors_header(directory / SINGLE))
+
+
+def name_in_language_model(name: str) -> str:
+    """Return a tensor's name without the modules around the language model."""
+    return _AROUND.sub("", name)
 
 
 def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:

@@ -54,10 +54,6 @@ WITHOUT_IMAGES: list[tuple[dict[str, Any], str]] = [
         },
         "ranks cannot share sequences with images yet",
     ),
-    (
-        {"weightSync": {"lora": "adapter"}, "trainer": {"steps": 1, **FSDP_LORA}},
-        "engines serve no adapter of a model with images",
-    ),
     ({"trainer": {"steps": 1}}, "Megatron trains language models alone"),
     (
         {"trainer": {"steps": 1, **FSDP_LORA, "freeze": []}},

@@ -33,11 +33,4 @@ IMAGES_ACROSS_GROUPS = (
         "debug.replay out",
         "debug.replay",
     ),
-    requires(
-        _IMAGES,
-        field("weightSync.lora") != "adapter",
-        "engines serve no adapter of a model with images: with data.images set weightSync.lora: "
-        "merged",
-        "weightSync.lora",
-    ),
 )

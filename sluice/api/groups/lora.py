@@ -126,6 +126,11 @@ class Lora(Model):
         """Names of the layers that get an adapter; `all-linear` stands for every one."""
         return [name for name in self.target_modules if name not in self.exclude_modules]
 
+    def adapts(self, layer: str) -> bool:
+        """Return True if linear layers of this name, without a dot, get an adapter."""
+        named = ALL_LINEAR in self.target_modules or layer in self.target_modules
+        return named and layer not in self.exclude_modules
+
     @property
     def attention_is_whole(self) -> bool:
         """False if one of q_proj, k_proj, v_proj has an adapter, and q_proj or v_proj has none.
@@ -134,11 +139,7 @@ class Lora(Model):
         """
         if any("." in name for name in self.target_modules):
             return True
-        every = ALL_LINEAR in self.target_modules
-        q, k, v = (
-            (every or layer in self.target_modules) and layer not in self.exclude_modules
-            for layer in ("q_proj", "k_proj", "v_proj")
-        )
+        q, k, v = map(self.adapts, ("q_proj", "k_proj", "v_proj"))
         return q == v and (q or not k)
 
     @property

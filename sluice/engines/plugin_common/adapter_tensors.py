@@ -71,4 +71,7 @@ def check_fits(
                 f"the adapter has rank {matrix.rank}, and this engine was started for {most}"
             )
         if not adapts(matrix.layer.rpartition(".")[2]):
-            raise ValueError(f"this engine adapts {', '.join(sorted(adapted))}, not {matrix.layer}")
+            raise ValueError(
+                f"this engine adapts {', '.join(sorted(adapted))}, not {matrix.layer}: add "
+                f"{matrix.layer.rpartition('.')[2]} to trainer.lora.excludeModules"
+            )

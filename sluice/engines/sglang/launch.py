@@ -189,7 +189,7 @@ class Launch:
         args = _server_args(place, max(spec.gpus_per_replica, 1))
         # SGLang's own first request has no credential: it would be refused, and SGLang would end.
         args |= {"skip-server-warmup": True}
-        args |= _lora_args(spec.max_rank, spec.target_modules, spec.max_adapters, on_cpu=on_cpu)
+        args |= lora_args(spec.max_rank, spec.target_modules, spec.max_adapters, on_cpu=on_cpu)
         args |= _model_args(spec.model)
         return render_args(args | (_CPU_ARGS if on_cpu else {}) | normalized(spec.engine_args))
 
@@ -244,12 +244,12 @@ def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:
     lora = spec.trainer.lora
     assert lora is not None
     on_cpu = spec.rollout.gpus_per_replica == 0
-    return _lora_args(
+    return lora_args(
         lora.stored_rank, lora.adapted_names, arguments.held_versions(spec), on_cpu=on_cpu
     )
 
 
-def _lora_args(rank: int, layers: list[str], adapters: int, *, on_cpu: bool) -> dict[str, Any]:
+def lora_args(rank: int, layers: list[str], adapters: int, *, on_cpu: bool) -> dict[str, Any]:
     """Return the arguments for adapters: the largest rank, their layers, how many in a batch."""
     return {
         "enable-lora": True,

@@ -66,3 +66,28 @@ def test_engine_and_trainer_see_the_same_images_through_a_killed_trainer(
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name]) == (".visual." in name), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["in_place", "versions"])
+def test_an_adapter_trains_with_images_and_is_sent_alone(
+    mode: str, example: Path, tmp_path: Path
+) -> None:
+    run = Laptop(
+        example,
+        tmp_path / "run",
+        "rollout.batchSize=8",
+        "trainer.steps=3",
+        "trainer.lora={rank: 4}",
+        "trainer.optimizer.lr=0.001",
+        f"weightSync={{lora: adapter, pauseMode: {mode}}}",
+    )
+    run.start()
+    assert run.wait(280) == 0, run.text()[-3000:]
+    records = run.steps()
+    assert list(records) == [1, 2, 3]
+    assert max(values(records.values(), "train/train_rollout_logprob_abs_diff_max")) < 1e-4
+    (adapter,) = run.directory.rglob("adapter/adapter_model.safetensors")
+    trained = load_file(adapter)
+    assert not [name for name in trained if ".visual." in name]
+    assert max(float(t.abs().max()) for name, t in trained.items() if ".lora_B." in name) > 0

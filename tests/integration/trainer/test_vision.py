@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from sluice_trainer.fsdp.families import backbone
 from sluice_trainer.fsdp.policy import ShardedPolicy
 from sluice_trainer.fsdp.sharding import gathered
 from sluice_trainer.kernels import flash_attention
+from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import image_batch, tiny
 from tests.integration.trainer.image_batch import Batch
@@ -244,11 +246,24 @@ def test_an_adapter_is_added_to_the_language_model_alone(
     shard = batch.sequences()
     policy.train([shard], [tiny.totals(shard)])
     policy.export_hf(tmp_path / "hf")
-    exported = image_batch.hf_model(tmp_path / "hf")
-    with torch.no_grad():
-        expected = [image_batch.hf_log_probs(exported, sequence) for sequence in shard]
-    for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+    policy.export_adapter(tmp_path / "adapter")
+    merge_adapter(tmp_path / "adapter", model, tmp_path / "merged")
+    merged, exported = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("merged", "hf")
+    )
+    assert merged.keys() == exported.keys()
+    for name, tensor in exported.items():
+        torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=1e-6)
+    # What each of them computes is what the trainer does.
+    with_peft = PeftModel.from_pretrained(image_batch.hf_model(model), tmp_path / "adapter")
+    for reference in (image_batch.hf_model(tmp_path / "hf"), with_peft):
+        with torch.no_grad():
+            expected = [image_batch.hf_log_probs(reference, sequence) for sequence in shard]
+        for actual, wanted in zip(policy.log_probs(shard), expected, strict=True):
+            torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+    adapted = {name for name, _ in with_peft.named_parameters() if ".lora_" in name}
+    assert adapted
+    assert not [name for name in adapted if ".visual." in name]
 
 
 def test_a_critic_sees_the_images(model: Path, batch: Batch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -27,12 +27,22 @@ ATTENTION = ALL_LAYERS[:4]
 
 
 def adapter(
-    base: Path, seed: int, layers: tuple[str, ...] = ALL_LAYERS, rank: int = RANK
+    base: Path, seed: int, layers: Collection[str] = ALL_LAYERS, rank: int = RANK
 ) -> Tensors:
     """Return a random adapter of these layers, by PEFT's names, in the order of a trainer."""
+    return adapter_of(tensors(base), seed, layers, rank)
+
+
+def adapter_of(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    seed: int,
+    layers: Collection[str],
+    rank: int = RANK,
+) -> Tensors:
+    """Return a random adapter for those of a model's weights that are of these layers."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [(ADAPTER_SCALING, torch.tensor([ALPHA / rank]))]
-    for name, weight in tensors(base):
+    for name, weight in weights:
         layer = name.removesuffix(".weight")
         if layer.rpartition(".")[2] not in layers:
             continue

@@ -51,11 +51,6 @@ def test_a_job_with_images_needs_one_field() -> None:
             id="a reward model",
         ),
         pytest.param(
-            {"trainer": {"lora": LORA}, "weightSync": {"lora": "adapter"}},
-            "set weightSync.lora: merged",
-            id="adapters in the engine",
-        ),
-        pytest.param(
             {"debug": {"replay": "/rollouts"}},
             "dumped rollouts name their images and do not hold them",
             id="a replay",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), "qwen2_5_vl")
 
 
-def spec(model: Path, **data: Any) -> RLJobSpec:
+def spec(
+    model: Path, lora: dict[str, Any] | None = None, mode: str = "in_place", **data: Any
+) -> RLJobSpec:
     return RLJobSpec.model_validate(
         {
             "model": {"path": str(model)},
             "data": {"prompts": [{"path": "train.jsonl"}], **data},
             "reward": {"type": "exact_match"},
-            "trainer": {"backend": "fsdp", "steps": 1},
+            "trainer": {"backend": "fsdp", "steps": 1, "lora": lora},
+            "weightSync": {"lora": "merged" if lora is None else "adapter", "pauseMode": mode},
         }
     )
 
@@ -45,3 +49,31 @@ def test_a_language_model_gets_no_images(tmp_path: Path) -> None:
     check_family(spec(tmp_path), tmp_path)
     with pytest.raises(ConfigurationError, match="'qwen3' cannot be trained with images"):
         check_family(spec(tmp_path, images={}), tmp_path)
+
+
+RECURRENT = ["in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "lora", "refused"),
+    [
+        pytest.param("qwen3_5", "versions", {}, ", ".join(RECURRENT), id="all layers"),
+        pytest.param("qwen3_5_moe", "versions", {}, ", ".join(RECURRENT), id="a mixture"),
+        pytest.param(
+            "qwen3_5", "versions", {"targetModules": ["in_proj_z"]}, "in_proj_z", id="one named"
+        ),
+        pytest.param("qwen3_next", "versions", {}, "in_proj_ba", id="other names"),
+        pytest.param("qwen3_5", "versions", {"excludeModules": RECURRENT}, "", id="left out"),
+        pytest.param("qwen3_5", "in_place", {}, "", id="added to the weights"),
+        pytest.param("qwen3_vl", "versions", {}, "", id="attention alone"),
+    ],
+)
+def test_versions_of_recurrent_layers_are_refused(
+    kind: str, mode: str, lora: dict[str, Any], refused: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    if not refused:
+        check_family(spec(tmp_path, lora, mode), tmp_path, quickly=True)
+        return
+    with pytest.raises(ConfigurationError, match=f"no adapters of {refused} in a model of type"):
+        check_family(spec(tmp_path, lora, mode), tmp_path, quickly=True)

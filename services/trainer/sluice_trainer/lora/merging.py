@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from sluice.api.groups.lora import scaling
+from sluice.model_parts import name_in_language_model
 from sluice_trainer.lora.files import (
     CONFIG,
     WEIGHTS,
@@ -23,7 +23,6 @@ from sluice_trainer.model.huggingface_files import (
     stored_tensors,
 )
 
-_AROUND = re.compile(r"^(model\.|language_model\.)+")
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -57,16 +56,10 @@ def extract_adapter(checkpoint: Path, target: Path) -> None:
         shutil.copyfile(checkpoint / name, target / name)
 
 
-def _place(name: str) -> str:
-    """Return a tensor's name within the language model.
-
-    A multimodal checkpoint has other modules around its language model than transformers.
-    """
-    return _AROUND.sub("", name)
-
-
 def _merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
-    tensors = {_place(name): tensor for name, tensor in read_adapter(adapter).items()}
+    tensors = {
+        name_in_language_model(name): tensor for name, tensor in read_adapter(adapter).items()
+    }
     config = read_config(adapter)
     if config.get("target_parameters"):
         raise ConversionError(
@@ -80,7 +73,7 @@ def _merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
     if single := sorted(layer for layer in remaining if layer + _B not in tensors):
         raise ConversionError(f"{adapter} has no tensor {single[0] + _B}: it is incomplete")
     for name, weight in stored_tensors(base):
-        layer = _place(name).removesuffix(".weight")
+        layer = name_in_language_model(name).removesuffix(".weight")
         if layer in remaining:
             remaining.discard(layer)
             a, b = tensors[layer + _A], tensors[layer + _B]

@@ -12,6 +12,13 @@ from sluice.api import RLJobSpec
 from sluice.images.processor import VISION_FAMILIES, ImageProcessor
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
+# Layers with a recurrent state whose adapters SGLang's kernels do not compute, by the beginning of
+# a model type.
+_WITHOUT_VERSIONS = {
+    "qwen3_5": ("in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z"),
+    "qwen3_next": ("in_proj_ba",),
+}
+
 
 def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> None:
     """Check that `trainer.backend` can train this checkpoint, as far as config.json shows it.
@@ -31,6 +38,7 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
         The backend cannot train it.
 
     """
+    _check_adapted_layers(spec, directory / "config.json")
     if spec.trainer.backend == "megatron":
         from sluice_trainer.model.huggingface_config import read_shape
 
@@ -39,6 +47,22 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
         ImageProcessor(directory, trust_remote_code=spec.model.trust_remote_code)
     elif not quickly:
         _check_transformers(spec, directory / "config.json")
+
+
+def _check_adapted_layers(spec: RLJobSpec, path: Path) -> None:
+    """Check that an engine that holds several versions of an adapter can compute its layers."""
+    lora = spec.trainer.lora
+    if lora is None or spec.weight_sync.pause_mode != "versions" or not path.is_file():
+        return
+    kind = str(json.loads(path.read_text()).get("model_type", ""))
+    for family, layers in _WITHOUT_VERSIONS.items():
+        left = [name for name in layers if lora.adapts(name)]
+        if kind.startswith(family) and spec.rollout.engine == "sglang" and left:
+            raise UnsupportedModelError(
+                f"with weightSync.pauseMode: versions SGLang computes no adapters of "
+                f"{', '.join(left)} in a model of type {kind}: add them to "
+                "trainer.lora.excludeModules, or set weightSync.pauseMode: in_place"
+            )
 
 
 def _check_transformers(spec: RLJobSpec, path: Path) -> None:

@@ -18,6 +18,9 @@ from .parameter_places import runs
 JOINED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
+    # Layers with a recurrent state (gated delta nets).
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
 }
 WHOLE = slice(None)
 Shapes = Mapping[str, torch.Size]

@@ -8,11 +8,13 @@ serve several jobs need those (adapter_store.py).
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import tell_once
+from ..startup.model_parts import name_in_language_model, tensor_names
 from .adapter_places import JOINED
 from .adapter_store import Bucket, recorded, spare_bucket
 from .adapter_tensors import EMPTY, PREFIX, SCALING, matrix_of
@@ -49,6 +51,8 @@ class AddedAdapter:
         self._spare: list[Bucket] = []
         self._places: list[Place] = []
         self._shapes: dict[str, tuple[int, int]] = {}
+        # Names of the checkpoint's tensors by their names in its language model.
+        self._stored: dict[str, str] = {}
         # GPU work after which the spare memory may be overwritten.
         self._read: Any = None
 
@@ -57,6 +61,8 @@ class AddedAdapter:
         if runner.is_draft_worker:
             return
         self._model = runner.model
+        names = tensor_names(Path(runner.server_args.model_path))
+        self._stored = {name_in_language_model(name): name for name in names}
         self._parameters = dict(_linear_weights(runner.model, self.layers))
         # An engine that shares its GPU with a trainer gives it this memory too.
         with runner.memory_saver_adapter.region("weights", enable_cpu_backup=True):
@@ -86,7 +92,7 @@ class AddedAdapter:
         buckets, self._coming = self._coming, []
         tensors = {name: t for bucket in buckets for name, t in bucket.tensors.items()}
         scaling = float(tensors.pop(SCALING, torch.ones(1)))
-        factors = _factors(tensors)
+        factors = self._factors(tensors)
         shapes = {name: (b.shape[0], a.shape[1]) for name, (a, b) in factors.items()}
         if shapes != self._shapes:
             self._places, self._shapes = self._find(shapes), shapes
@@ -99,6 +105,23 @@ class AddedAdapter:
     @property
     def _device(self) -> Any:
         return next(iter(self._base.values())).device
+
+    def _factors(
+        self, tensors: Mapping[str, torch.Tensor]
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Return A and B by the checkpoint's names of the matrices that they change."""
+        factors = {}
+        for name, a in tensors.items():
+            layer, is_a, rank = matrix_of(name, a.shape)
+            if is_a:
+                b = tensors.get(f"{layer}.lora_B.weight")
+                if b is None or b.shape[1] != rank:
+                    raise ValueError(f"{name} comes without its matrix B")
+                matrix = f"{layer.removeprefix(PREFIX)}.weight"
+                factors[self._stored.get(name_in_language_model(matrix), matrix)] = a, b
+        if not factors:
+            raise ValueError(EMPTY)
+        return factors
 
     def _find(self, shapes: Mapping[str, tuple[int, int]]) -> list[Place]:
         """Return the places of all matrices, layer by layer to save memory."""
@@ -153,27 +176,13 @@ def _linear_weights(model: Any, layers: set[str]) -> Iterable[tuple[str, torch.n
         if (
             isinstance(module, LinearBase)
             and weight is not None
+            and weight.dim() == 2  # SGLang has convolutions as linear layers, too
             and weight.is_floating_point()
             and weight.element_size() > 1
             and _TOWERS.isdisjoint(path.split("."))
             and chosen
         ):
             yield f"{path}.weight", weight
-
-
-def _factors(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return A and B by the names of the matrices that they change, in the checkpoint's names."""
-    factors = {}
-    for name, a in tensors.items():
-        layer, is_a, rank = matrix_of(name, a.shape)
-        if is_a:
-            b = tensors.get(f"{layer}.lora_B.weight")
-            if b is None or b.shape[1] != rank:
-                raise ValueError(f"{name} comes without its matrix B")
-            factors[f"{layer.removeprefix(PREFIX)}.weight"] = a, b
-    if not factors:
-        raise ValueError(EMPTY)
-    return factors
 
 
 def _layer(name: str) -> str:
@@ -189,7 +198,9 @@ def _by_layer(shapes: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, tupl
 
 
 def _holds(parameter: str, matrix: str) -> bool:
-    """Return True if the engine keeps the matrix in this parameter of the same layer."""
-    parent, _, leaf = parameter.partition(".layers.")[2].removesuffix(".weight").rpartition(".")
-    of_matrix = matrix.partition(".layers.")[2].removesuffix(".weight")
-    return any(f"{parent}.{part}" == of_matrix for part in JOINED.get(leaf, (leaf,)))
+    """Return True if the engine may keep the matrix in this parameter of the same layer.
+
+    The modules between layer and matrix have other names in some engines.
+    """
+    parameter_leaf, matrix_leaf = (name.split(".")[-2] for name in (parameter, matrix))
+    return matrix_leaf in JOINED.get(parameter_leaf, (parameter_leaf,))
