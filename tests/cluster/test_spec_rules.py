@@ -325,6 +325,10 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"trainer": {"steps": 4, "lora": {}, "deterministic": True}}, "which rounds differently"),
     (
+        {"trainer": {"steps": 4, "lora": {"initialise": "eva"}}},
+        "set initialise: pissa_niter_16, which needs the weights alone",
+    ),
+    (
         {"trainer": {"steps": 4, "lora": {"from": "a", "initialise": "pissa"}}},
         "the first weights are those of the adapter in from",
     ),

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from sluice.api.schema.base import Model, PositiveInt
 from sluice.api.schema.paths import AdapterPath
-from sluice.api.schema.rules import field, requires, written
+from sluice.api.schema.rules import Rule, field, requires, written
 
 ALL_LINEAR = "all-linear"
 EXPERTS = "experts"
@@ -18,8 +18,8 @@ ModuleName = Annotated[
 ]
 
 
-# PEFT's names of first weights, with `default` for its default.
-Initialise = Annotated[str, Field(pattern=r"^(default|pissa|pissa_niter_[1-9][0-9]?)$")]
+# PEFT's names of first weights, with `default` for its default. A rule refuses `eva`.
+Initialise = Annotated[str, Field(pattern=r"^(default|pissa|pissa_niter_[1-9][0-9]?|eva)$")]
 
 
 class Lora(Model):
@@ -75,6 +75,13 @@ class Lora(Model):
     )
 
     rules = (
+        Rule(
+            field("initialise") != "eva",
+            "eva computes first weights from the inputs of layers, which a trainer has only once "
+            "there are responses, and gives layers different ranks, which engines cannot hold: set "
+            "initialise: pissa_niter_16, which needs the weights alone",
+            "initialise",
+        ),
         requires(
             written("'experts' in self.targetModules", lambda lora: lora.experts),
             (field("dropout") == 0) & (field("initialise") == "default"),

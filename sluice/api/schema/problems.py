@@ -23,7 +23,7 @@ PATTERNS = {
     DOTTED_PATH: _FUNCTION,
     DOTTED_PATH + "|^none$": f"none, or {_FUNCTION}",
     DOTTED_PATH + "|^nonzero_std$": f"nonzero_std, or {_FUNCTION}",
-    r"^(default|pissa|pissa_niter_[1-9][0-9]?)$": "default, pissa or pissa_niter_N",
+    r"^(default|pissa|pissa_niter_[1-9][0-9]?|eva)$": "default, pissa or pissa_niter_N",
     r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$": "all-linear, or the name of a layer such as q_proj",
     r"^https?://": "an address that begins with http:// or https://",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "letters, digits, '.', '_' and '-'; the first a letter or a "
