@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import safetensors.torch
 import torch
@@ -22,44 +23,18 @@ from tests.integration.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-_GATED_DELTA = {
-    "head_dim": 32,
-    "num_hidden_layers": 4,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-_EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
-_WINDOWED = {"head_dim": 32, "sliding_window": 8}
-_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3-next": (
-        "Qwen3Next",
-        {**_GATED_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
-    ),
-    "qwen3.5": ("Qwen3_5Text", _GATED_DELTA),
-    "gpt-oss": (
-        "GptOss",
-        {
-            **_WINDOWED,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-        },
-    ),
-    "gemma3": (
-        "Gemma3Text",
-        {**_WINDOWED, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    "gemma2": ("Gemma2", {**_WINDOWED, "query_pre_attn_scalar": 32}),
-    "phi4": ("Phi3", {**_TOKENS, "sliding_window": 16}),
-    "mistral": ("Mistral", _WINDOWED),
-    "granite": ("Granite", {"logits_scaling": 8.0}),
-    "cohere": ("Cohere", {**_TOKENS, "logit_scale": 0.5}),
-}
-ONES_OF_OURS = ("qwen3", "qwen3-tied", "qwen3-moe", "glm4", "glm4-moe", "deepseek-v3")
-ROWS_OF_THEIR_OWN = ("qwen3-next", "qwen3.5", "gpt-oss")
+MEGATRONS = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3-tied",
+    "qwen3-moe",
+    "glm4",
+    "glm4-moe",
+    "deepseek-v3",
+)
+NAMES = (*tiny.OTHERS, *MEGATRONS)
+UNPACKED = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "gpt-oss", "glm-moe-dsa", "deepseek-v3.2")
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +42,8 @@ def all_models(
     models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("others")
-    others = {name: tiny.save_kind(*how, root / name) for name, how in OTHERS.items()}
-    return others | {name: models[name] for name in ONES_OF_OURS}
+    others = {name: tiny.save_kind(*how, root / name) for name, how in tiny.OTHERS.items()}
+    return others | {name: models[name] for name in MEGATRONS}
 
 
 def make(model: Path, **changes: Any) -> ShardedPolicy:
@@ -77,12 +52,12 @@ def make(model: Path, **changes: Any) -> ShardedPolicy:
     return ShardedPolicy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
 
 
-@pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])
+@pytest.mark.parametrize("name", NAMES)
 def test_log_probs_and_tensors_are_those_of_transformers(
     all_models: dict[str, Path], name: str
 ) -> None:
     policy, directory = make(all_models[name]), all_models[name]
-    assert policy._learner.net.packs == (name not in ROWS_OF_THEIR_OWN)
+    assert policy._learner.net.packs == (name not in UNPACKED)
     plain, shard = tiny.hf_model(directory, "eager"), tiny.batch(6, seed=0)
     for sequence, values in zip(shard, policy.log_probs(shard), strict=True):
         with torch.no_grad():
@@ -94,7 +69,7 @@ def test_log_probs_and_tensors_are_those_of_transformers(
     assert all(torch.equal(tensors[key], value) for key, value in stored.items())
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "gpt-oss", "gemma3", "phi4"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_equals_one_of_transformers_with_adamw(
     all_models: dict[str, Path], name: str
 ) -> None:
@@ -150,7 +125,20 @@ def test_a_family_whose_sequences_would_mix_is_refused(
         make(all_models["gpt-oss"], trainer={"precision": precision})
 
 
-@pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])
+@pytest.mark.parametrize("name", tiny.WRONG)
+def test_a_family_whose_log_probs_depend_on_later_tokens_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    model = tiny.save_kind(*tiny.WRONG[name], tmp_path / name)
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"computes log-probs that differ by 0\.\d+ if more tokens follow, .* the first "
+        r"chunk of 4 tokens: use a trainer image with the family's kernels",
+    ):
+        make(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_no_supported_family_is_refused_for_rounding_in_bf16(
     all_models: dict[str, Path], name: str
 ) -> None:
@@ -196,7 +184,7 @@ def test_bf16_rounds_as_much_as_in_transformers(all_models: dict[str, Path], nam
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])
+@pytest.mark.parametrize("name", NAMES)
 def test_on_a_gpu_log_probs_are_those_of_eager_attention_on_the_cpu(
     all_models: dict[str, Path], name: str, precision: str
 ) -> None:
@@ -231,3 +219,23 @@ def _eager_log_probs(model: Path, shard: list[TrainSequence], dtype: torch.dtype
     plain = tiny.hf_model(model, "eager").to(dtype)
     with torch.no_grad():
         return torch.cat([tiny.hf_log_probs(plain, sequence)[0].float() for sequence in shard])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_adapter_of_all_linear_layers_learns(
+    all_models: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """The adapter that is exported, merged by PEFT, gives the log-probs of the trainer."""
+    lora = {"rank": 4, "targetModules": ["all-linear"]}
+    policy, shard = make(all_models[name], trainer={"lora": lora}), tiny.batch(6, seed=0)
+    before = policy.log_probs(shard)
+    policy.train([shard], [tiny.totals(shard)])
+    after = policy.log_probs(shard)
+    assert any((new - old).abs().max() > 1e-5 for new, old in zip(after, before, strict=True))
+    policy.export_adapter(tmp_path / "adapter")
+    base = tiny.hf_model(all_models[name], "eager")
+    plain = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    for sequence, values in zip(shard, after, strict=True):
+        with torch.no_grad():
+            expected, _ = tiny.hf_log_probs(plain, sequence)
+        assert torch.allclose(values, expected, atol=2e-5)

@@ -16,7 +16,6 @@ from sluice_trainer.fsdp.row_share import check_shareable
 from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import estimate_steps, tiny
 from tests.integration.trainer.test_estimators import ALGORITHMS
-from tests.integration.trainer.test_fsdp_families import OTHERS
 from tests.integration.trainer.test_fsdp_steps import TRAINER, apart
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -40,8 +39,8 @@ ON_FOUR = ("grpo", "a sequence per row")
 
 
 def directory(family: str, models: dict[str, Path], root: Path) -> Path:
-    if family in OTHERS:
-        return tiny.save_kind(*OTHERS[family], root / family)
+    if family in tiny.OTHERS:
+        return tiny.save_kind(*tiny.OTHERS[family], root / family)
     return models[family]
 
 

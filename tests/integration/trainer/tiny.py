@@ -120,13 +120,127 @@ REORDERED = ("qwen3-yarn", "qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek
 MIXTURES = ("qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek-v3", "moonlight")
 
 
+# Families that only FSDP2 trains.
+_GATED_DELTA = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_WINDOWED = {"head_dim": 32, "sliding_window": 8}
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_WINDOW_AND_ALL = {"layer_types": ["sliding_attention", "full_attention"]}
+_GLM_LATENT = {
+    **_MIXTURE,
+    **_LATENT,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "n_shared_experts": 1,
+    "q_lora_rank": 32,
+    "mlp_layer_types": ["dense", "sparse"],
+    "pad_token_id": 0,
+}
+# With few heads many keys have the score 0, and which of them are chosen depends on their number.
+_INDEXER = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 32}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": (
+        "Qwen3Next",
+        {**_GATED_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
+    ),
+    "qwen3.5": ("Qwen3_5Text", _GATED_DELTA),
+    "qwen3.5-moe": (
+        "Qwen3_5MoeText",
+        {**_GATED_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **_WINDOWED,
+            **_LOCAL_EXPERTS,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "glm4-moe-lite": ("Glm4MoeLite", _GLM_LATENT),
+    "glm-moe-dsa": ("GlmMoeDsa", {**_GLM_LATENT, **_INDEXER}),
+    "deepseek-v3.2": ("DeepseekV32", {**_GLM_LATENT, **_INDEXER, "num_experts": 4}),
+    "minimax-m2": ("MiniMaxM2", {**_LOCAL_EXPERTS, **_TOKENS, "head_dim": 32}),
+    "gemma2": ("Gemma2", {**_WINDOWED, "query_pre_attn_scalar": 32}),
+    "gemma3": ("Gemma3Text", {**_WINDOWED, **_WINDOW_AND_ALL}),
+    "gemma4": (
+        "Gemma4Text",
+        {
+            **_WINDOWED,
+            **_WINDOW_AND_ALL,
+            **_TOKENS,
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4Text",
+        {
+            **_WINDOWED,
+            **_WINDOW_AND_ALL,
+            **_TOKENS,
+            "global_head_dim": 64,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "phi4": ("Phi3", {**_TOKENS, "sliding_window": 16}),
+    "mistral": ("Mistral", _WINDOWED),
+    "mixtral": ("Mixtral", {**_LOCAL_EXPERTS, **_TOKENS}),
+    "granite": ("Granite", {"logits_scaling": 8.0}),
+    "cohere": ("Cohere", {**_TOKENS, "logit_scale": 0.5}),
+    "seed-oss": ("SeedOss", {**_TOKENS, "head_dim": 32}),
+    "olmo3": ("Olmo3", {**_TOKENS, **_WINDOW_AND_ALL, "sliding_window": 8}),
+    "smollm3": ("SmolLM3", _TOKENS),
+}
+# transformers computes these wrong without packages that are not installed.
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "nemotron-h": (
+        "NemotronH",
+        {
+            **_TOKENS,
+            "head_dim": 16,
+            "layers_block_type": ["mamba", "mlp", "attention", "moe"],
+            "num_hidden_layers": 4,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "chunk_size": 4,  # states of earlier chunks have not decayed
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 48,
+        },
+    ),
+}
+
+
 def save_model(family: str, directory: Path) -> Path:
     """Save a checkpoint of one of the `FAMILIES`."""
     return save_kind(*FAMILIES[family], directory)
 
 
 def save_kind(
-    kind: str, changes: dict[str, Any], directory: Path, *, dtype: torch.dtype = torch.float32
+    kind: str,
+    changes: dict[str, Any],
+    directory: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> Path:
     """Save a checkpoint whose norms are not 1 and biases not 0, so that a mix-up shows.
 
@@ -135,7 +249,7 @@ def save_kind(
     import transformers  # takes seconds, and child processes do not need it
 
     config = getattr(transformers, f"{kind}Config")(**{**_SHAPE, **changes})
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -148,7 +262,18 @@ def save_kind(
             buffer.data = torch.empty_like(buffer, dtype=torch.float32).normal_(0, 0.05)
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
+    _add_settings(directory / "config.json")
     return directory
+
+
+def _add_settings(file: Path) -> None:
+    """Add settings that SGLang reads and released files have; transformers does not write them."""
+    config = json.loads(file.read_text())
+    if "linear_num_key_heads" in config:
+        config["full_attention_interval"] = 4
+    if "kv_lora_rank" in config:
+        config |= {"first_k_dense_replace": 1, "moe_layer_freq": 1}
+    file.write_text(json.dumps(config))
 
 
 def save_reward_model(directory: Path) -> Path:

@@ -18,6 +18,8 @@ from sluice_trainer.model.unsupported import UnsupportedModelError
 _PACKABLE = {"full_attention", "sliding_attention"}
 # Attribute of a model with the trained parts of its vision side.
 _TRAINED_PARTS = "_sluice_trained_parts"
+# Name of the modules that choose the keys of sparse attention (DeepSeek-V3.2, GLM-5).
+_INDEXER = "indexer"
 # Model types whose masks ignore positions in transformers 5.12.
 _ALONE = {"gpt_oss"}
 
@@ -31,9 +33,13 @@ def can_pack(model: Any) -> bool:
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     parameters = inspect.signature(backbone(model).forward).parameters
-    recurrent = any(hasattr(module, "A_log") for module in model.modules())
-    alone = recurrent or config.model_type in _ALONE
+    alone = is_recurrent(model) or config.model_type in _ALONE
     return kinds <= _PACKABLE and "position_ids" in parameters and not alone
+
+
+def is_recurrent(model: Any) -> bool:
+    """Return True if layers carry a state along the row: state spaces, gated delta nets."""
+    return any(hasattr(module, "A_log") for module in model.modules())
 
 
 def backbone(model: Any) -> Any:
@@ -63,6 +69,14 @@ def kept_parameters(model: Any) -> set[str]:
 def train_parts(model: Any, parts: Collection[VisionPart]) -> None:
     """Note which parts of a vision-language model the job trains besides its language model."""
     setattr(model, _TRAINED_PARTS, frozenset(parts))
+
+
+def indexers(model: Any) -> list[str]:
+    """Return the names of modules that choose the keys of sparse attention.
+
+    A choice has no gradient, so they stay as they are, and engines get them with all other weights.
+    """
+    return [name for name, _ in model.named_modules() if name.rpartition(".")[2] == _INDEXER]
 
 
 def kept_modules(model: Any) -> list[str]:

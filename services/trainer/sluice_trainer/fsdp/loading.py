@@ -17,7 +17,7 @@ from sluice.api.groups.trainer import VisionPart
 from sluice.model_parts import trained_names
 from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.attention import attention, tower_attention
-from sluice_trainer.fsdp.families import kept_parameters, train_parts
+from sluice_trainer.fsdp.families import indexers, kept_parameters, train_parts
 from sluice_trainer.fsdp.nf4 import quantize_linear_layers
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, read_config, reader, stored
 from sluice_trainer.model.unsupported import UnsupportedModelError
@@ -114,6 +114,7 @@ class Recipe:
         torch.manual_seed(self.seed)
         if self.drawn:
             return self._adapted(self._built(config), first=True)
+        _keep_choice_biases(_class(config, self._auto, self.trust_remote_code))
         model = self._auto.from_pretrained(
             self.directory,
             config=config,
@@ -142,6 +143,8 @@ class Recipe:
                 model.get_output_embeddings().requires_grad_(True)
         for name in kept_parameters(model) & dict(model.named_parameters()).keys():
             model.get_parameter(name).requires_grad_(False)
+        for name in indexers(model):
+            model.get_submodule(name).requires_grad_(False)
         return model
 
     def _built(self, config: Any) -> Any:
@@ -169,6 +172,15 @@ def _class(config: Any, auto: Any, trust_remote_code: bool) -> type[Any]:
         raise ValueError(f"model_type {config.model_type!r} has no {auto.__name__}")
     kind = mapping[type(config)]
     return kind
+
+
+def _keep_choice_biases(kind: type[Any]) -> None:
+    """Load biases for the choice of experts in float32, in which checkpoints have them.
+
+    transformers 5.12 rounds those of MiniMax-M2 to the precision of the weights.
+    """
+    names = set(kind._keep_in_fp32_modules_strict or ())
+    kind._keep_in_fp32_modules_strict = names | {"e_score_correction_bias"}
 
 
 def restore_names(model: Any, directory: Path, *, whole: bool) -> None:

@@ -7,9 +7,11 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import __version__
 
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.fsdp.families import is_recurrent
 from sluice_trainer.fsdp.learner import compute, micro_batch
 from sluice_trainer.fsdp.net import Net, forward, forward_plain
 from sluice_trainer.fsdp.row import row
@@ -17,8 +19,14 @@ from sluice_trainer.model.unsupported import UnsupportedModelError
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row
 
 _LENGTHS = (24, 40)
+# Tokens of a chunk in the scans of recurrent layers, if the configuration does not say.
+_CHUNK = 64
+# Tokens of the last chunk that are compared.
+_LAST = 8
 # Mean difference of log-probs that rounding explains in every precision.
 _EXACT = 1e-3
+# The same of two passes of one model over the same tokens, in float32.
+_SAME = 1e-4
 
 
 def check_log_probs(net: Net, precision: torch.dtype, seed: int) -> None:
@@ -58,6 +66,31 @@ def check_log_probs(net: Net, precision: torch.dtype, seed: int) -> None:
         raise UnsupportedModelError(
             f"model_type {net.model.config.model_type!r} is not supported by trainer.backend: "
             f"fsdp: its log-probs differ by {distance:.3g} from those of transformers' own logits"
+        )
+    if is_recurrent(net.model):
+        _check_scan(net, _SAME if precision == torch.float32 else limit, random)
+
+
+def _check_scan(net: Net, limit: float, random: np.random.Generator) -> None:
+    """Check that log-probs do not depend on later tokens, over the bounds of a scan's chunks.
+
+    transformers 5.12's scan of Mamba-2 layers in plain torch (Nemotron-H, Bamba and others) weights
+    the states of earlier chunks by a sum over all chunks, so later ones change it.
+    """
+    config = net.model.config.get_text_config()
+    chunk = getattr(config, "chunk_size", None) or _CHUNK
+    whole = random.integers(0, net.head.out_features, 2 * chunk + _LAST).astype(np.int32)
+    start = whole[: chunk + _LAST]
+    first = _plain(net, [Sequence(start, _LAST - 1)])
+    again = _plain(net, [Sequence(whole, len(whole) - 1)])[chunk : chunk + _LAST - 1]
+    distance = _distance(first, again)
+    if not distance <= limit:
+        raise UnsupportedModelError(
+            f"model_type {config.model_type!r} is not supported by trainer.backend: fsdp: "
+            f"transformers {__version__} computes log-probs that differ by {distance:.3g} if more "
+            "tokens follow, because its scan in plain torch is wrong beyond the first chunk of "
+            f"{chunk} tokens: use a trainer image with the family's kernels (mamba-ssm and "
+            "causal-conv1d)"
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice.api.groups.lora import EXPERTS, Lora, scaling
-from sluice_trainer.fsdp.families import decoder_layers, kept_modules
+from sluice_trainer.fsdp.families import decoder_layers, indexers, kept_modules
 from sluice_trainer.lora.files import (
     added,
     first_adapter,
@@ -57,9 +57,9 @@ def inject(model: Any, settings: Lora) -> None:
         mixture=bool(expert_counts(model)),
     )
     config = peft_config(settings, targets, _expert_tensors(model) if settings.experts else ())
-    if kept := kept_modules(model):
+    if frozen := [*kept_modules(model), *indexers(model)]:
         # Their layers may have the names of the decoder's.
-        config.exclude_modules = rf"({'|'.join(map(re.escape, kept))})\..*"
+        config.exclude_modules = rf"({'|'.join(map(re.escape, frozen))})\..*"
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     if settings.pissa:
         without_dropout = replace(config, lora_dropout=0.0)
@@ -111,16 +111,19 @@ def _set_principal_parts(model: Any, settings: Lora, seed: int) -> None:
 
 
 def _linear_layers(model: Any) -> set[str]:
-    """Return the names of the decoder's linear layers, without routers.
+    """Return the names of the decoder's linear layers, without routers and indexers.
 
     A router is an `nn.Linear` in a few families only; its output is one number per expert.
     """
     experts = expert_counts(model)
+    frozen = {id(part) for name in indexers(model) for part in model.get_submodule(name).modules()}
     return {
         name.rpartition(".")[2]
         for block in decoder_layers(model)
         for name, module in block.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features not in experts
+        if isinstance(module, nn.Linear)
+        and module.out_features not in experts
+        and id(module) not in frozen
     }
 
 
