@@ -158,7 +158,7 @@ $(addprefix test-,$(ROOMS)): test-%: $(VENV)/.dev
 
 # Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; and whole runs of what smaller
 # tests show part by part.
-test-long: $(VENV)/.dev agents
+test-long: $(VENV)/.dev agents .venv-trl/.ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=15 -m long tests/chaos tests/integration $(ARGS)
 
 # The claims that every engine has to keep, with the real server.

@@ -120,7 +120,42 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
         "clip",
         "clip needs one of",
     ),
-    ({"loss": {"type": "sft"}, "kl": {"coef": 0.1}}, "kl.coef", "sft has none"),
+    ({"loss": {"type": "sft"}, "kl": {"coef": 0.1}}, "kl.coef", "given answers have none"),
+    (
+        {"loss": {"type": "dpo"}, "entropyCoef": 0.1},
+        "loss.type",
+        "compares whole answers, and has no terms of tokens",
+    ),
+    (
+        {"loss": {"type": "simpo"}, "aggregation": "token_mean", "kl": {"lossCoef": 0.1}},
+        "loss.type",
+        "compares whole answers, and has no terms of tokens",
+    ),
+    (
+        {"loss": {"type": "ipo"}, "estimator": "rloo"},
+        "loss.type",
+        "leave out what belongs to these",
+    ),
+    (
+        {"loss": {"type": "sft", "preference": {"beta": 0.5}}},
+        "preference",
+        "preference needs one of the types",
+    ),
+    (
+        {"loss": {"type": "ipo", "preference": {"labelSmoothing": 0.1}}},
+        "preference.labelSmoothing",
+        "labelSmoothing needs type: dpo or simpo",
+    ),
+    (
+        {"loss": {"type": "orpo", "preference": {"lengthNormalized": True}}},
+        "preference.lengthNormalized",
+        "lengthNormalized needs type: dpo or ipo",
+    ),
+    (
+        {"loss": {"type": "dpo", "preference": {"margin": 0.5}}},
+        "preference.margin",
+        "margin needs type: simpo",
+    ),
 ]
 SEATS = {"function": "play.py:play", "seats": [{"name": "white"}, {"name": "black"}]}
 TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
@@ -253,6 +288,18 @@ TOGETHER += [
 ]
 SFT = {"loss": {"type": "sft"}}
 TOGETHER += [
+    (
+        {"loss": {"type": "simpo"}},
+        {"model": {"path": "m", "referencePath": "r"}},
+        "model.referencePath",
+        "only dpo and ipo compare the policy with a reference",
+    ),
+    (
+        {"loss": {"type": "dpo"}},
+        {"rollout": {"samplesPerPrompt": 4}},
+        "rollout.samplesPerPrompt",
+        "each row is one sample",
+    ),
     (
         SFT,
         {"rollout": {"mode": "async", "maxStaleness": 1}},
@@ -403,6 +450,12 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"reward": None},
     ),
     (
+        {"loss": {"type": "dpo", "preference": {"labelSmoothing": 0.1, "lengthNormalized": True}}},
+        {"reward": None, "model": {"path": "m", "referencePath": "r"}},
+    ),
+    ({"loss": {"type": "simpo", "preference": {"margin": 1, "beta": 2.5}}}, {"reward": None}),
+    ({"loss": {"type": "orpo"}}, {"reward": None}),
+    (
         {},
         {
             "rollout": {
@@ -430,7 +483,7 @@ TOGETHER += [
         {},
         {"data": {"prompts": [{"path": "p"}], "truncation": "left"}},
         "data.truncation",
-        "only rows of sft are cut",
+        "only rows with given answers are cut",
     ),
     (
         {"overlong": {"buffer": 101}},

@@ -110,6 +110,12 @@ def _policy() -> list[Panel]:
         lines("Policy lag", NUMBER, above(2, 8),
               "Mean age of the oldest token of a sample, in weight versions.",
               {"lag": _trainer("policy_lag_versions")}, width=12),
+        lines("Preferred answers", SHARE, none(),
+              "Pairs whose chosen answer has the higher reward.",
+              {"accuracy": _trainer("reward_accuracy_ratio")}, width=12, highest=1),
+        lines("Reward margin", NUMBER, none(),
+              "Mean reward of chosen answers less that of rejected ones.",
+              {"margin": _trainer("reward_margin")}, width=12),
     ]
     # fmt: on
 

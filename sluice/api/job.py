@@ -25,9 +25,10 @@ from sluice.api.groups.lifecycle import (
     TlsSpec,
     Topology,
 )
+from sluice.api.groups.losses import OFFLINE
+from sluice.api.groups.offline import IS_OFFLINE, OFFLINE_ACROSS_GROUPS
 from sluice.api.groups.pool_jobs import POOL_ACROSS_GROUPS
 from sluice.api.groups.rollout import Rollout
-from sluice.api.groups.sft import IS_SFT, SFT_ACROSS_GROUPS
 from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
 from sluice.api.groups.trainer import Trainer
 from sluice.api.groups.weight_sync import WeightSync
@@ -40,7 +41,7 @@ from sluice.api.schema.base import (
     ShortName,
 )
 from sluice.api.schema.capacity_rules import capacity_rules
-from sluice.api.schema.rules import Rule, field, requires, written
+from sluice.api.schema.rules import Rule, field, listed, requires, written
 from sluice.api.status import RLJobStatus
 
 KIND = "RLJob"
@@ -56,7 +57,10 @@ _PROCESSES = (
 _MODEL_PARALLEL = " * ".join(
     f"self.trainer.parallelism.{name}" for name in ("tensor", "pipeline", "context")
 )
-_SAMPLES = "(self.algorithm.loss.?type.orValue('') == 'sft' ? 1 : self.rollout.samplesPerPrompt)"
+_SAMPLES = (
+    f"(self.algorithm.loss.?type.orValue('') in {listed(OFFLINE)} ? 1 : "
+    "self.rollout.samplesPerPrompt)"
+)
 _SEQUENCES = f"self.rollout.batchSize * {_SAMPLES}"
 
 
@@ -74,8 +78,8 @@ class RLJobSpec(Model):
     reward: Reward | None = Field(
         None,
         description="Needed, unless the job distils (algorithm.distillation) and learns from "
-        "its teacher alone, learns from given answers (algorithm.loss.type: sft), or has an "
-        "environment that gives rewards.",
+        "its teacher alone, learns from given answers (algorithm.loss.type: sft, dpo, ...), or "
+        "has an environment that gives rewards.",
     )
     algorithm: Algorithm = Field(default_factory=Algorithm)
     trainer: Trainer
@@ -280,9 +284,9 @@ class RLJobSpec(Model):
             "debug.rolloutOnly",
         ),
         Rule(
-            REWARDED | field("algorithm.distillation").is_set | IS_SFT,
+            REWARDED | field("algorithm.distillation").is_set | IS_OFFLINE,
             "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, "
-            "or algorithm.loss.type: sft with given answers",
+            "or algorithm.loss.type: sft or dpo with given answers",
             "reward",
             reason="FieldValueRequired",
         ),
@@ -300,7 +304,7 @@ class RLJobSpec(Model):
         *ACROSS_GROUPS,
         *COLOCATION,
         *DISTILLATION_ACROSS_GROUPS,
-        *SFT_ACROSS_GROUPS,
+        *OFFLINE_ACROSS_GROUPS,
         *IMAGE_TRAINING,
         *CHECKPOINT_ACROSS_GROUPS,
         *capacity_rules(_SEQUENCES, _SAMPLES, "self.rollout.sampling.maxResponseTokens"),
@@ -313,13 +317,13 @@ class RLJobSpec(Model):
 
     @property
     def samples_per_prompt(self) -> int:
-        """Number of samples of a prompt in a training step. With sft a row is one sample."""
-        return 1 if self.algorithm.sft else self.rollout.samples_per_prompt
+        """Number of samples of a prompt in a training step; 1 for rows with given answers."""
+        return 1 if self.algorithm.offline else self.rollout.samples_per_prompt
 
     @property
     def temperature(self) -> float:
         """Divisor of the trainer's logits: the temperature of sampling, 1 for given answers."""
-        return 1.0 if self.algorithm.sft else self.rollout.sampling.temperature
+        return 1.0 if self.algorithm.offline else self.rollout.sampling.temperature
 
     @property
     def rewarded(self) -> bool:
@@ -330,7 +334,7 @@ class RLJobSpec(Model):
     @property
     def judged(self) -> bool:
         """True if the samples that are trained on have rewards."""
-        return self.rewarded and not self.algorithm.sft
+        return self.rewarded and not self.algorithm.offline
 
     @property
     def row_sources(self) -> list[tuple[str, RowSource]]:
@@ -350,12 +354,12 @@ class RLJobSpec(Model):
     def replicas(self) -> int:
         """Number of engines that the job uses.
 
-        With sft engines only evaluate, so it is 0 without an evaluation. With colocate they fill
-        the trainer's GPUs. With a pool it is `rollout.replicas`, in which the planner puts the
-        number of the pool's engines.
+        With given answers engines only evaluate, so it is 0 without an evaluation. With colocate
+        they fill the trainer's GPUs. With a pool it is `rollout.replicas`, in which the planner
+        puts the number of the pool's engines.
         """
         rollout = self.rollout
-        if self.algorithm.sft and self.evaluation is None:
+        if self.algorithm.offline and self.evaluation is None:
             return 0
         if self.uses_pool:
             return rollout.replicas

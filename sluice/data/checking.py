@@ -14,8 +14,9 @@ from pathlib import Path
 from sluice.api import RLJobSpec
 from sluice.api.groups.data import ImageLimits, PromptSource, parse_path
 from sluice.data import chat
-from sluice.data.answers import AnsweredRow, parse_answer
+from sluice.data.answers import parse_answer
 from sluice.data.files import LocatedRow, Row, files_of, read_file
+from sluice.data.preferences import named_answers, parse_pair
 from sluice.data.rows import PromptRow, RowError, RowReader, prompt_reader
 from sluice.data.vocabulary import embedding_size
 from sluice.images.reading import ImageError, read_header
@@ -23,13 +24,14 @@ from sluice.runtime.pod_env import ConfigurationError
 
 
 def reader_of(spec: RLJobSpec) -> RowReader:
-    """Return the function that reads the job's training rows; with `sft` the rows contain answers.
+    """Return the function that reads the job's training rows, which may contain answers.
 
     Token ids are checked against the model's embedding if the model is on this machine.
     """
-    if not spec.algorithm.sft:
+    if not spec.algorithm.offline:
         return prompt_reader(spec.data.images)
-    return partial(parse_answer, vocabulary=embedding_size(Path(spec.model.path)))
+    read = parse_pair if spec.algorithm.prefers else parse_answer
+    return partial(read, vocabulary=embedding_size(Path(spec.model.path)))
 
 
 def without_template(read: RowReader) -> RowReader:
@@ -37,7 +39,7 @@ def without_template(read: RowReader) -> RowReader:
 
     def checked(row: Row, source: PromptSource) -> PromptRow:
         parsed = read(row, source)
-        encoded = isinstance(parsed, AnsweredRow) and parsed.tokens
+        encoded = any(answer.tokens for _, answer in named_answers(parsed))
         if not encoded and (source.apply_chat_template or not isinstance(parsed.prompt, str)):
             raise RowError(chat.NO_TEMPLATE)
         return parsed

@@ -22,6 +22,7 @@ from sluice.api.groups.data import ImageLimits, PromptSource
 from sluice.data.answers import Encoded, cut, parse_answer
 from sluice.data.files import LocatedRow, Row, read_source
 from sluice.data.make import made_rows
+from sluice.data.preferences import parse_pair
 from sluice.data.rows import RowError, prompt_reader
 from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
 from sluice.data.writers import Writer
@@ -140,12 +141,20 @@ def inspect(
             "--sft", help="Read rows with given answers; with --model, mark the trained tokens."
         ),
     ] = False,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="Read rows with a chosen and a rejected answer; with --model, mark the trained "
+            "tokens.",
+        ),
+    ] = False,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Count prompts with more tokens. Needs --model.")
     ] = None,
     truncation: Annotated[
         Literal["left", "right"] | None,
-        typer.Option(help="With --sft: cut longer rows at this end (data.truncation)."),
+        typer.Option(help="With --sft or --pairs: cut longer rows at this end (data.truncation)."),
     ] = None,
     decode: Annotated[
         bool,
@@ -169,10 +178,15 @@ def inspect(
             raise ConfigurationError(
                 "--max-prompt-tokens needs --model, whose tokenizer counts the tokens"
             )
-        if truncation and not sft:
-            raise ConfigurationError("--truncation needs --sft: only given answers are cut")
+        if sft and pairs:
+            raise ConfigurationError("--sft and --pairs are for different rows: leave one out")
+        if truncation and not (sft or pairs):
+            raise ConfigurationError(
+                "--truncation needs --sft or --pairs: only given answers are cut"
+            )
+        answered = parse_pair if pairs else parse_answer if sft else None
         shorten, limits = _shortening(max_prompt_tokens, truncation), ImageLimits()
-        render, length = answers_of(model, chat, shorten) if sft else lengths_of(model, chat)
+        render, length = answers_of(model, chat, shorten) if answered else lengths_of(model, chat)
         # A text with images is a message, so it is always rendered.
         rendered = columns.source(source).model_copy(update={"apply_chat_template": True})
         inspection = inspect_rows(
@@ -180,8 +194,8 @@ def inspect(
             rendered,
             length,
             max_prompt_tokens,
-            parse_answer if sft else prompt_reader(limits),
-            None if sft else ImageReader(limits, decode, added_of(model)),
+            answered or prompt_reader(limits),
+            None if answered else ImageReader(limits, decode, added_of(model)),
         )
         if not inspection.rows:
             raise ConfigurationError(f"{source}: no rows")

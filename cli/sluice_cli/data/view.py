@@ -78,22 +78,25 @@ def answers_of(
     """
     if model is None:
         return _plain, lambda row: len(_plain(row))
-    from sluice.data.answers import AnsweredRow, encode
+    from sluice.data.answers import encode
     from sluice.data.chat import PromptError, load_tokenizer, stop_tokens
+    from sluice.data.preferences import named_answers
 
     tokenizer = load_tokenizer(model)
     stops = stop_tokens(tokenizer, model)
 
-    def encoded(row: PromptRow) -> tuple[Encoded, int]:
-        assert isinstance(row, AnsweredRow)
-        whole = encode(tokenizer, row, chat_text=chat, stops=stops)
-        encoding = shorten(whole) if shorten else whole
-        if not any(encoding.mask):
+    def encoded(row: PromptRow) -> tuple[list[Encoded], int]:
+        answers = [answer for _, answer in named_answers(row)]
+        whole = [encode(tokenizer, answer, chat_text=chat, stops=stops) for answer in answers]
+        encodings = [shorten(encoding) if shorten else encoding for encoding in whole]
+        if not all(any(encoding.mask) for encoding in encodings):
             raise PromptError("no token of the row is trained")
-        return encoding, len(whole.tokens)
+        return encodings, max(len(encoding.tokens) for encoding in whole)
 
     def marked(row: PromptRow) -> str:
-        encoding, _ = encoded(row)
+        return "\n".join(map(marked_answer, encoded(row)[0]))
+
+    def marked_answer(encoding: Encoded) -> str:
         runs = groupby(zip(encoding.tokens, encoding.mask, strict=True), key=lambda pair: pair[1])
         texts = ((trained, tokenizer.decode([token for token, _ in run])) for trained, run in runs)
         return "".join(f"«{text}»" if trained else text for trained, text in texts)

@@ -211,7 +211,7 @@ def _facts(job: RLJob) -> dict[str, Any]:
     return {
         "name": job.metadata.name,
         "namespace": job.metadata.namespace,
-        "method": "sft" if spec.algorithm.sft else spec.algorithm.estimator,
+        "method": spec.algorithm.loss.type if spec.algorithm.offline else spec.algorithm.estimator,
         "steps": spec.trainer.steps,
         "epochs": spec.trainer.epochs,
         "batchSize": spec.rollout.batch_size,

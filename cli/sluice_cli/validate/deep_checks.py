@@ -12,11 +12,12 @@ from typing import Any
 from sluice.api import Reward, RLJob, RLJobSpec
 from sluice.api.groups.data import ImageLimits, PromptSource, parse_path
 from sluice.data import chat
-from sluice.data.answers import AnsweredRow, encode
+from sluice.data.answers import encode
 from sluice.data.chat import PromptError
 from sluice.data.checking import reader_of
 from sluice.data.files import Row, read_source
 from sluice.data.make import made_rows
+from sluice.data.preferences import named_answers
 from sluice.data.rows import PromptRow, RowError, prompt_reader
 from sluice.data.vocabulary import check_ids, embedding_size
 from sluice.images.processor import ImageProcessor
@@ -187,17 +188,24 @@ def _image_sizes(
 def _model_input(
     tokenizer: Any, model: Path, source: PromptSource, row: PromptRow
 ) -> tuple[str, list[int]]:
-    """Return the text and the token ids of a prompt, and of its given answer if it has one."""
+    """Return the text and the token ids of a prompt, and of its given answer if it has one.
+
+    Of two answers it is the longer one.
+    """
     arguments = source.chat_template_args
-    if isinstance(row, AnsweredRow):
-        encoded = encode(
-            tokenizer,
-            row,
-            chat_text=source.apply_chat_template,
-            arguments=arguments,
-            stops=chat.stop_tokens(tokenizer, model),
-        )
-        return tokenizer.decode(encoded.tokens), encoded.tokens
+    if answers := named_answers(row):
+        encoded = [
+            encode(
+                tokenizer,
+                answer,
+                chat_text=source.apply_chat_template,
+                arguments=arguments,
+                stops=chat.stop_tokens(tokenizer, model),
+            ).tokens
+            for _, answer in answers
+        ]
+        longest = max(encoded, key=len)
+        return tokenizer.decode(longest), longest
     text = chat.render(
         tokenizer,
         row.prompt,

@@ -140,7 +140,7 @@ def _check_family(job: RLJob, model: MarkedPath, quickly: bool) -> None:
 
 
 def _generates(spec: RLJobSpec) -> bool:
-    return not spec.debug.replay and not (spec.algorithm.sft and spec.evaluation is None)
+    return not spec.debug.replay and not (spec.algorithm.offline and spec.evaluation is None)
 
 
 def _note_kept_parts(findings: Findings, spec: RLJobSpec) -> None:
@@ -198,7 +198,7 @@ def _check_lengths(findings: Findings, spec: RLJobSpec) -> None:
     room = size.tokens - spec.rollout.sampling.max_response_tokens
     room = min(spec.data.max_prompt_tokens or room, room)
     for where, source, training in _sources(spec):
-        if training and not spec.algorithm.sft:
+        if training and not spec.algorithm.offline:
             read = prompt_reader(spec.data.images)
             rows = read_source(source.path or "")
             lengths = (count(_text(read(located.row, source).prompt)) for located in rows)

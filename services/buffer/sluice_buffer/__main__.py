@@ -154,7 +154,7 @@ async def main() -> int:
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     tracing.configure(env)
     job = env.job()
-    if job.spec.algorithm.sft:  # answers are encoded here
+    if job.spec.algorithm.offline:  # answers are encoded here
         chat.leave_torch_out()
     buffer = open_buffer(job, env.directory("storage"))
     durable(buffer)

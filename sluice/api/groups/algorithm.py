@@ -28,12 +28,15 @@ from sluice.api.groups.estimators import (
 from sluice.api.groups.losses import (
     BY_COVARIANCE,
     DUAL_CLIPPED,
-    SFT,
+    OFFLINE,
+    POLICY_LOSSES,
+    PREFERENCE_LOSSES,
+    WITH_REFERENCE,
     Loss,
     PolicyLossName,
 )
 from sluice.api.groups.off_policy import OffPolicy
-from sluice.api.groups.sft import IS_SFT, WITHOUT_ADVANTAGES
+from sluice.api.groups.offline import IS_OFFLINE, WITHOUT_ADVANTAGES
 from sluice.api.schema.base import (
     Fraction,
     Model,
@@ -242,9 +245,19 @@ class Algorithm(Model):
         return ESTIMATORS[self.estimator]
 
     @property
-    def sft(self) -> bool:
+    def offline(self) -> bool:
         """True if the job learns from given answers, without rewards and advantages."""
-        return self.loss.type == SFT
+        return self.loss.type in OFFLINE
+
+    @property
+    def prefers(self) -> bool:
+        """True if the rows have answers of which one is preferred."""
+        return self.loss.type in PREFERENCE_LOSSES
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if a term of the reward or the loss compares the policy with the reference."""
+        return self.kl.coef > 0 or self.kl.loss_coef > 0 or self.loss.type in WITH_REFERENCE
 
     @property
     def whitens(self) -> bool:
@@ -252,16 +265,14 @@ class Algorithm(Model):
 
     @property
     def loss_aggregation(self) -> Aggregation:
-        if self.sft:
+        if self.offline:
             return self.aggregation or "token_mean"
         return self.aggregation or self.kind.aggregation
 
     @property
     def policy_loss(self) -> PolicyLossName:
-        """The policy loss; meaningless if `loss.function` is set or the job is `sft`."""
-        if self.loss.type is None or self.loss.type == "sft":
-            return self.kind.loss
-        return self.loss.type
+        """The policy loss; meaningless if `loss.function` is set or the job is `offline`."""
+        return next((name for name in POLICY_LOSSES if name == self.loss.type), self.kind.loss)
 
     @property
     def by_covariance(self) -> bool:
@@ -287,7 +298,7 @@ def _job_estimator(kinds: Callable[[EstimatorKind], bool]) -> Condition:
 # Rules of a job's spec that are about its algorithm.
 ACROSS_GROUPS = (
     requires(
-        REWARDED & ~IS_SFT & _job_estimator(lambda kind: kind.grouped),
+        REWARDED & ~IS_OFFLINE & _job_estimator(lambda kind: kind.grouped),
         field("rollout.samplesPerPrompt") > 1,
         "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: "
         "nothing would be learned; use reinforce_plus_plus, remax or ppo, or more samples",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.api.groups.sft import IS_SFT
+from sluice.api.groups.offline import IS_OFFLINE
 from sluice.api.schema.rules import field, requires
 
 _IMAGES = field("data.images").is_set
@@ -37,8 +37,8 @@ IMAGE_TRAINING = (
     ),
     requires(
         _IMAGES,
-        ~IS_SFT,
-        "given answers cannot have images yet: with data.images leave algorithm.loss.type: sft out",
+        ~IS_OFFLINE,
+        "given answers cannot have images yet: with data.images leave this algorithm.loss.type out",
         "data.images",
     ),
     requires(

@@ -40,8 +40,26 @@ LossType = Literal[
     "clip_cov",
     "kl_cov",
     "sft",
+    "dpo",
+    "ipo",
+    "orpo",
+    "simpo",
 ]
+PreferenceLoss = Literal["dpo", "ipo", "orpo", "simpo"]
 SFT: LossType = "sft"
+PREFERENCE_LOSSES: tuple[PreferenceLoss, ...] = get_args(PreferenceLoss)
+# Losses that learn from rows of a data set, without generated samples.
+OFFLINE: tuple[LossType, ...] = (SFT, *PREFERENCE_LOSSES)
+# Preference losses that compare the policy with the reference.
+WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "ipo")
+# Settings of `preference` that not all preference losses have.
+_TYPES_WITH: dict[str, tuple[PreferenceLoss, ...]] = {
+    "labelSmoothing": ("dpo", "simpo"),
+    "lengthNormalized": ("dpo", "ipo"),
+    "margin": ("simpo",),
+}
+# Defaults of `preference.beta` by loss: the papers'.
+_BETAS: dict[PreferenceLoss, float] = {"simpo": 2.0}
 POLICY_LOSSES: tuple[PolicyLossName, ...] = get_args(PolicyLossName)
 CLIPPED = ("ppo", "gspo", "cispo", "geo_mean", "dppo_tv", "dppo_kl", "clip_cov")
 DUAL_CLIPPED = ("ppo", "gspo", "dppo_tv", "dppo_kl")
@@ -108,6 +126,30 @@ class Covariance(Model):
     )
 
 
+class Preference(Model):
+    """Settings of the losses of preferences."""
+
+    beta: PositiveFloat | None = Field(
+        None,
+        description="dpo, ipo: how strongly the reference holds the policy. simpo: scale of "
+        "the rewards. orpo: weight of the odds ratio. Default: 0.1; 2.0 for simpo.",
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.0,
+        description="dpo, simpo: share of pairs whose preference is taken to be the wrong way "
+        "round.",
+    )
+    length_normalized: bool | None = Field(
+        None,
+        description="dpo, ipo: divide the log-prob of an answer by its tokens. Default: true for "
+        "ipo, false for dpo.",
+    )
+    margin: NonNegativeFloat | None = Field(
+        None,
+        description="simpo: least difference of the rewards of a pair (gamma). Default: 0.5.",
+    )
+
+
 class Loss(Model):
     """Loss of a token.
 
@@ -122,7 +164,8 @@ class Loss(Model):
         "of the clip. dppo_tv, dppo_kl: only tokens whose probability moved less than clip.low and "
         "clip.high, by total variation or KL. clip_cov, kl_cov: tokens with a large covariance of "
         "log-prob and advantage are left out, or held back. sft: supervised fine-tuning on given "
-        "answers, -log pi (docs/data.md describes the rows). Default: gspo and cispo for the "
+        "answers, -log pi (docs/data.md describes the rows). dpo, ipo, orpo, simpo: learn from "
+        "pairs of a chosen and a rejected answer. Default: gspo and cispo for the "
         "estimators of that name, ppo for the others.",
     )
     function: UserFunction | None = Field(
@@ -132,6 +175,10 @@ class Loss(Model):
     gate: Gate | None = Field(None, description="Type sapo: its gate.")
     covariance: Covariance | None = Field(
         None, description="Types clip_cov and kl_cov: the tokens that are chosen."
+    )
+
+    preference: Preference | None = Field(
+        None, description="Types dpo, ipo, orpo and simpo: their settings."
     )
 
     rules = (
@@ -158,4 +205,30 @@ class Loss(Model):
             "covariance",
             reason="FieldValueForbidden",
         ),
+        only_with(
+            "preference",
+            field("type").is_in(PREFERENCE_LOSSES),
+            f"preference needs one of the types {', '.join(PREFERENCE_LOSSES)}; leave it out",
+        ),
+        *(
+            only_with(
+                f"preference.{name}",
+                field("type").is_in(types),
+                f"{name} needs type: {' or '.join(types)}; leave it out",
+            )
+            for name, types in _TYPES_WITH.items()
+        ),
     )
+
+    @property
+    def preferences(self) -> Preference:
+        """The settings of a preference loss, with the defaults of its type."""
+        assert self.type in PREFERENCE_LOSSES
+        settings = self.preference or Preference()
+        given = settings.model_dump(exclude_none=True)
+        defaults = {
+            "beta": _BETAS.get(self.type, 0.1),
+            "length_normalized": self.type != "dpo",
+            "margin": 0.5,
+        }
+        return Preference.model_validate(defaults | given)

@@ -73,6 +73,16 @@ _CURVES = (
             "train/pg_clipfrac": "clipped tokens",
         },
     ),
+    _Curves(
+        "Preferences",
+        "Rewards of chosen and rejected answers, and the share of pairs in which the chosen one "
+        "has the higher reward.",
+        {
+            "train/rewards/chosen": "chosen",
+            "train/rewards/rejected": "rejected",
+            "train/rewards/accuracies": "chosen is higher",
+        },
+    ),
     _Curves("Learning rate", "Set by trainer.optimizer.", {"train/lr-pg_0": "learning rate"}),
     _Curves(
         "Reverse KL to the teacher",

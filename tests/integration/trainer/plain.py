@@ -19,7 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from sluice.api import Optimizer, RLJobSpec
 from sluice.engines.protocol import StackName
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.batch.sequences import Sequence, TrainSequence
+from sluice_trainer.batch.sequences import Sequence, TrainSequence, samples_of
 from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
 from sluice_trainer.distributed.ranks import Ranks
@@ -150,7 +150,9 @@ class PlainLearner(Learner):
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation = self._spec.algorithm.loss_aggregation
-        rows = [packed_row(shard, [i], CPU, Lengths) for i in range(len(shard))]
+        whole = self._spec.algorithm.prefers
+        units = samples_of(shard) if whole else [[i] for i in range(len(shard))]
+        rows = [packed_row(shard, unit, CPU, Lengths) for unit in units]
         return [with_loss(row, shard, totals, aggregation, CPU) for row in rows]
 
     @torch.no_grad()
@@ -213,8 +215,8 @@ class Plain(LearningPolicy):
         rates, settings = spec.trainer.optimizer, spec.algorithm.value_model
         self._model = adapted(base_model(model_dir, spec), spec)
         self._learner = PlainLearner(self._model, spec, rates, spec.trainer.steps)
-        kl = spec.algorithm.kl
-        self._reference = PlainFrozen(spec, model_dir) if kl.coef > 0 or kl.loss_coef > 0 else None
+        compares = spec.algorithm.needs_reference
+        self._reference = PlainFrozen(spec, model_dir) if compares else None
         self._teacher = None
         self.critic = None
         if settings:

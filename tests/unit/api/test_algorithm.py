@@ -13,8 +13,8 @@ from sluice.api.groups.colocation import COLOCATION
 from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS, Distillation, TeacherSpec
 from sluice.api.groups.losses import Covariance, Loss
 from sluice.api.groups.off_policy import OffPolicy, Rejection
+from sluice.api.groups.offline import OF_ADVANTAGES, OF_SAMPLES, OFFLINE_ACROSS_GROUPS
 from sluice.api.groups.pool_jobs import POOL_ACROSS_GROUPS
-from sluice.api.groups.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
 from sluice.api.schema.rules import any_set
 from tests.algorithm_cases import ALONE, CRITIC, SENSIBLE, TOGETHER, manifest
 
@@ -82,6 +82,29 @@ def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> No
 
 
 @pytest.mark.parametrize(
+    ("loss", "beta", "normalized", "reference"),
+    [
+        ({"type": "dpo"}, 0.1, False, True),
+        ({"type": "dpo", "preference": {"lengthNormalized": True}}, 0.1, True, True),
+        ({"type": "ipo"}, 0.1, True, True),
+        ({"type": "ipo", "preference": {"lengthNormalized": False}}, 0.1, False, True),
+        ({"type": "simpo"}, 2.0, True, False),
+        ({"type": "orpo", "preference": {"beta": 0.3}}, 0.3, True, False),
+    ],
+    ids=str,
+)
+def test_a_loss_of_preferences_has_the_defaults_of_its_paper(
+    loss: dict[str, Any], beta: float, normalized: bool, reference: bool
+) -> None:
+    algorithm = job({"loss": loss}, reward=None).algorithm
+    settings = algorithm.loss.preferences
+    assert (settings.beta, settings.length_normalized) == (beta, normalized)
+    assert algorithm.needs_reference is reference
+    assert algorithm.offline
+    assert algorithm.prefers
+
+
+@pytest.mark.parametrize(
     ("model", "fields"),
     [(Algorithm, OF_ADVANTAGES), (Rollout, OF_SAMPLES)],
     ids=["algorithm", "rollout"],
@@ -146,7 +169,7 @@ def test_every_rule_has_a_case_above() -> None:
         *Loss.rules,
         *Covariance.rules,
         *ACROSS_GROUPS,
-        *SFT_ACROSS_GROUPS,
+        *OFFLINE_ACROSS_GROUPS,
     ]
     rules += [*TeacherSpec.rules, *Distillation.rules, *DISTILLATION_ACROSS_GROUPS, *COLOCATION]
     rules += POOL_ACROSS_GROUPS

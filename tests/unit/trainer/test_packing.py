@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from sluice.samples.sample import Sample, TokenSequence, WeightSpan
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
+from sluice_trainer.batch.sequences import (
+    Sequence,
+    TrainSequence,
+    equalise,
+    micro_batch_members,
+    pack,
+)
 from sluice_trainer.megatron.model import attention
 from sluice_trainer.megatron.model.layout import (
     LONG,
@@ -64,6 +70,39 @@ def test_equalise_splits_before_it_adds_empty_ones() -> None:
 def test_equalise_does_not_join_micro_batches() -> None:
     with pytest.raises(ValueError, match="2 micro-batches cannot become 1"):
         equalise([[0], [1]], 1)
+
+
+def pairs(lengths: list[tuple[int, int]]) -> list[TrainSequence]:
+    return [
+        TrainSequence(
+            np.zeros(length + 1, np.int32),
+            length,
+            loss_mask=np.ones(length, np.uint8),
+            rollout_log_probs=np.zeros(length, np.float32),
+            advantage=0.0,
+            group_id=group,
+            branch=branch,
+        )
+        for group, both in enumerate(lengths)
+        for branch, length in enumerate(both)
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), max_size=20),
+    st.integers(1, 80),
+    st.integers(0, 5),
+)
+def test_the_sequences_of_a_sample_stay_in_one_micro_batch(
+    lengths: list[tuple[int, int]], cap: int, more: int
+) -> None:
+    shard = pairs(lengths)
+    bins = micro_batch_members(shard, cap, lambda own: own + more, whole_samples=True)
+    assert sorted(i for members in bins for i in members) == list(range(len(shard)))
+    for members in bins:
+        assert members == sorted(members)
+        assert [i // 2 for i in members[::2]] == [i // 2 for i in members[1::2]]
+        assert len(members) <= 2 or sum(len(shard[i].tokens) for i in members) <= cap
 
 
 def ints(*values: int) -> np.ndarray:

@@ -1,7 +1,9 @@
-"""Batches of given answers (`algorithm.loss.type: sft`).
+"""Batches of given answers (`algorithm.loss.type: sft`, or a loss of preferences).
 
-They pass through the same transitions as groups of workers. Rows are encoded on a separate thread,
-those of the next batch while the present one is trained.
+An answer is a sample; the two of a preference are the sequences of one sample, so they stay
+together in an optimizer step and on a rank. They pass through the same transitions as groups of
+workers. Rows are encoded on a separate thread, those of the next batch while the present one is
+trained.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import numpy as np
 from sluice.api import RLJobSpec
 from sluice.api.groups.data import PromptSource
 from sluice.data import answers, chat
-from sluice.data.answers import AnsweredRow, Encoded
+from sluice.data.answers import Encoded
 from sluice.data.chat import PromptError
+from sluice.data.preferences import named_answers
+from sluice.data.rows import PromptRow
 from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
 from sluice.runtime.pod_env import ConfigurationError
-from sluice.samples.sample import PROMPT_TOO_LONG, Sample, SampleStatus
+from sluice.samples.sample import PROMPT_TOO_LONG, Sample, SampleStatus, TokenSequence
 from sluice.telemetry import logs
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
@@ -195,53 +199,68 @@ class Answers:
 
     def _sample(self, row: Any, source: PromptSource, number: int) -> Sample:
         """Return the row as a sample, or a failed sample with the reason if it is not trained."""
+        where = _where(source, number)
         try:
             encoded = self._encode(row, source)
         except PromptError as error:
-            return _refused(f"{_where(source, number)}: {error}")
+            return _refused(f"{where}: {error}")
         if self.truncation:
-            encoded = answers.cut(encoded, self.longest, self.truncation)
-        size = len(encoded.tokens)
+            encoded = [answers.cut(answer, self.longest, self.truncation) for answer in encoded]
+        size = max(len(answer.tokens) for answer in encoded)
         if size > self.longest:
             why = (
                 f"{size} tokens, at most {self.longest} fit (data.maxPromptTokens, or the model's "
                 "context)"
             )
-            return _refused(f"{_where(source, number)}: {why}", PROMPT_TOO_LONG)
-        if not any(encoded.mask):
-            return _refused(f"{_where(source, number)}: no token of it is trained", NOTHING_TRAINED)
-        return sample_of(encoded)
+            return _refused(f"{where}: {why}", PROMPT_TOO_LONG)
+        if not all(any(answer.mask) for answer in encoded):
+            return _refused(f"{where}: no token of it is trained", NOTHING_TRAINED)
+        return sample_of(*encoded)
 
-    def _encode(self, row: Any, source: PromptSource) -> Encoded:
-        assert isinstance(row, AnsweredRow)
-        encoded = answers.encode(
-            self.tokenizer,
-            row,
-            chat_text=source.apply_chat_template,
-            arguments=source.chat_template_args,
-            stops=self.stops,
-        )
-        check_ids(self.tokenizer, encoded.tokens, self.embedding)
-        return encoded
+    def _encode(self, row: PromptRow, source: PromptSource) -> list[Encoded]:
+        """Encode the answers of a row; a preference has two. Raises PromptError."""
+        result = []
+        for name, answer in named_answers(row):
+            try:
+                encoded = answers.encode(
+                    self.tokenizer,
+                    answer,
+                    chat_text=source.apply_chat_template,
+                    arguments=source.chat_template_args,
+                    stops=self.stops,
+                )
+                check_ids(self.tokenizer, encoded.tokens, self.embedding)
+            except PromptError as error:
+                raise PromptError(f"{name}: {error}" if name else str(error)) from error
+            result.append(encoded)
+        return result
 
 
-def sample_of(encoded: Encoded) -> Sample:
-    """Make a sample whose response begins with the first trained token.
+def sample_of(encoded: Encoded, *others: Encoded) -> Sample:
+    """Make a sample of answers; the others are its branches."""
+    return Sample(
+        index=0,
+        response=encoded.answer,
+        reward=0.0,
+        status=SampleStatus.COMPLETED,
+        branches=[TokenSequence(**_sequence(other)) for other in others],
+        **_sequence(encoded),
+    )
+
+
+def _sequence(encoded: Encoded) -> dict[str, Any]:
+    """Return the tokens of an answer, whose response begins with the first trained token.
 
     It was not sampled, so its log-probs are 0.
     """
     start = encoded.mask.index(1)
     length = len(encoded.tokens) - start
-    return Sample(
-        index=0,
-        tokens=np.asarray(encoded.tokens, dtype=np.int32),
-        response_length=length,
-        response=encoded.answer,
-        reward=0.0,
-        loss_mask=np.asarray(encoded.mask[start:], dtype=np.uint8),
-        rollout_log_probs=np.zeros(length, dtype=np.float32),
-        status=SampleStatus.COMPLETED,
-    )
+    return {
+        "tokens": np.asarray(encoded.tokens, dtype=np.int32),
+        "response_length": length,
+        "loss_mask": np.asarray(encoded.mask[start:], dtype=np.uint8),
+        "rollout_log_probs": np.zeros(length, dtype=np.float32),
+    }
 
 
 def _refused(why: str, filtered: str = "") -> Sample:

@@ -57,4 +57,4 @@ def local_source_of(spec: RLJobSpec, prompts: Prompts) -> LocalSource | None:
     """
     if spec.debug.replay:
         return Replay.load(Path(spec.debug.replay))
-    return Answers.load(spec, prompts) if spec.algorithm.sft else None
+    return Answers.load(spec, prompts) if spec.algorithm.offline else None

@@ -68,6 +68,10 @@ class LossInputs:
         1.0 at tokens that a loss by covariance has selected from the whole optimizer step.
     mean_weight
         Mean of the step's off-policy weights; only if they are normalized.
+    sequences
+        Sequences of the micro-batch.
+    sample_weight
+        Weight of a sample in a mean over the optimizer step's samples.
 
     """
 
@@ -84,6 +88,8 @@ class LossInputs:
     on_policy_mask: Tensor | None = None
     covariance_mask: Tensor | None = None
     mean_weight: float = 1.0
+    sequences: int = 0
+    sample_weight: float = 1.0
 
     @property
     def mask(self) -> Tensor:

@@ -88,7 +88,7 @@ def prepare(
     """Turn rewards into advantages. Collective; for the parameters see `learn`."""
     spec, steps = policy.spec, policy.spec.trainer.steps_per_batch
     totals = batch_totals(batch, spec)
-    if spec.algorithm.sft:
+    if spec.algorithm.offline:
         # Given answers have no reward, so there is no advantage to estimate.
         answers = [
             sequence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -192,6 +193,47 @@ def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
         bins[fits].append(index)
         free_tokens[fits] -= lengths[index]
     return [sorted(members) for members in bins]
+
+
+def micro_batch_members(
+    shard: Seq[Sequence],
+    max_tokens: int,
+    count: Callable[[int], int],
+    *,
+    whole_samples: bool = False,
+) -> list[list[int]]:
+    """Pack this rank's sequences into as many micro-batches as all data-parallel ranks run.
+
+    Parameters
+    ----------
+    shard
+        Sequences of this rank.
+    max_tokens
+        Upper limit of the tokens of a micro-batch.
+    count
+        Returns the number of micro-batches to run, given how many this rank needs. Collective.
+    whole_samples
+        Keep the sequences of a sample in one micro-batch. They stand next to one another in
+        `shard`, which holds `TrainSequence`s.
+
+    Returns
+    -------
+    Ascending indices into `shard` for each micro-batch.
+
+    """
+    units = samples_of(shard) if whole_samples else [[index] for index in range(len(shard))]
+    bins = pack([sum(len(shard[i].tokens) for i in unit) for unit in units], max_tokens)
+    bins = equalise(bins, count(len(bins)))
+    return [[i for unit in members for i in units[unit]] for members in bins]
+
+
+def samples_of(shard: Seq[Sequence]) -> list[list[int]]:
+    """Return the indices of the sequences of each sample."""
+    samples: dict[tuple[int, int], list[int]] = {}
+    for index, sequence in enumerate(shard):
+        assert isinstance(sequence, TrainSequence)
+        samples.setdefault((sequence.group_id, sequence.index), []).append(index)
+    return list(samples.values())
 
 
 def equalise(bins: list[list[int]], count: int) -> list[list[int]]:

@@ -83,7 +83,7 @@ class BaseModel(ShardedFrozenModel):
 def reference(
     spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks, net: Net
 ) -> ShardedFrozenModel | None:
-    """Return the reference policy if a KL term needs it.
+    """Return the reference policy if the algorithm needs it.
 
     A policy with adapters has it already: it is `net` without them.
     """

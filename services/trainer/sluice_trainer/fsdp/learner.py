@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
+from sluice_trainer.batch.sequences import Sequence, TrainSequence, micro_batch_members
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.lora import dropping
@@ -53,7 +54,8 @@ class ShardedLearner(Learner):
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation = self._spec.algorithm.loss_aggregation
-        rows = micro_batches(self.net, shard, self._size, self._ranks)
+        together = self._spec.algorithm.prefers
+        rows = micro_batches(self.net, shard, self._size, self._ranks, whole_samples=together)
         return [with_loss(batch, shard, totals, aggregation, DEVICE) for batch in rows]
 
     def compute(self, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
@@ -132,16 +134,35 @@ def build_adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
 
 
 def micro_batches(
-    net: Net, shard: Seq[Sequence], size: MicroBatchSize, ranks: Ranks
+    net: Net,
+    shard: Seq[Sequence],
+    size: MicroBatchSize,
+    ranks: Ranks,
+    *,
+    whole_samples: bool = False,
 ) -> list[MicroBatch]:
     """Pack this rank's sequences into rows, the same number on every rank. Collective.
 
     All ranks gather each layer together, so all need the same number of passes.
     """
     max_tokens = size.tokens * net.share.size if net.packs else 1  # 1: a row per sequence
-    bins = pack([len(s.tokens) for s in shard], max_tokens)
-    count = max(*ranks.gather(len(bins)), 1)
-    return [micro_batch(net, shard, members) for members in equalise(bins, count)]
+
+    def count(own: int) -> int:
+        return max(*ranks.gather(own), 1)
+
+    bins = micro_batch_members(shard, max_tokens, count, whole_samples=whole_samples)
+    if net.packs or not whole_samples:
+        return [micro_batch(net, shard, members) for members in bins]
+    most = max(*ranks.gather(max(map(len, bins), default=0)), 1)
+    return [_in_rows(net, shard, members, most) for members in bins]
+
+
+def _in_rows(net: Net, shard: Seq[Sequence], members: Seq[int], count: int) -> MicroBatch:
+    """Return a micro-batch whose members are computed in `count` rows, with empty ones if fewer."""
+    each = [[index] for index in members]
+    each += [[]] * (count - len(each))
+    rows = tuple(micro_batch(net, shard, row) for row in each)
+    return replace(micro_batch(net, shard, members), rows=rows)
 
 
 def micro_batch(net: Net, shard: Seq[Sequence], members: Seq[int]) -> MicroBatch:

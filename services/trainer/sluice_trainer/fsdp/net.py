@@ -124,8 +124,7 @@ def forward(
         scores = score_tokens(score, net.hidden(batch), head, batch.targets, teacher_hidden)
         return _from_all_shares(net, batch, scores)
 
-    result: Tensor = net(batch, score_targets)
-    return result
+    return _by_rows(net, batch, score_targets)
 
 
 def forward_values(net: Net, batch: MicroBatch) -> Tensor:
@@ -134,8 +133,12 @@ def forward_values(net: Net, batch: MicroBatch) -> Tensor:
     The value of a token is that of the state in which it was chosen, so it is read at the position
     that predicts the token.
     """
-    result: Tensor = net(batch, _values)
-    return result
+    return _by_rows(net, batch, _values)
+
+
+def _by_rows(net: Net, batch: MicroBatch, numbers: Numbers) -> Tensor:
+    """Return [k, r] numbers of the response tokens."""
+    return torch.cat([net(row, numbers) for row in batch.rows or (batch,)], dim=1)
 
 
 def _values(net: Net, batch: MicroBatch) -> Tensor:

@@ -106,7 +106,7 @@ class BaseModel(MegatronFrozenModel):
 def reference(
     spec: RLJobSpec, size: MicroBatchSize, model_dir: Path, policy: MegatronLearner
 ) -> MegatronFrozenModel | None:
-    """Return the reference policy, or None if the job has no KL term.
+    """Return the reference policy, or None if the algorithm needs none.
 
     A policy with adapters has it already: it is the model without them.
     """

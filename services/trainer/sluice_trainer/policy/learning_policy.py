@@ -31,6 +31,7 @@ from sluice_trainer.algorithms.objective import (
     Objective,
     policy_objective,
 )
+from sluice_trainer.algorithms.preference import preference_objective
 from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint import checkpoint_writer
@@ -179,7 +180,7 @@ class LearningPolicy(ABC):
         return self._learner.score(shard, self._forward)
 
     def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
-        """Return log-probs of response tokens under the reference; None without a KL term."""
+        """Return log-probs of response tokens under the reference; None if the job has none."""
         return self._reference.log_probs(shard) if self._reference else None
 
     def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
@@ -260,7 +261,9 @@ class LearningPolicy(ABC):
     def _objective(self, output: Tensor, inputs: LossInputs) -> Objective:
         log_probs, entropy, *divergences = output
         algorithm = self.spec.algorithm
-        if algorithm.sft:
+        if algorithm.prefers:
+            return preference_objective(log_probs, entropy, inputs, algorithm.loss)
+        if algorithm.offline:
             return sft_objective(log_probs, entropy, inputs, algorithm)
         divergence = Divergence(*divergences) if divergences else None
         return policy_objective(
@@ -270,16 +273,17 @@ class LearningPolicy(ABC):
     def _with_log_probs(self, parts: Seq[Seq[TrainSequence]]) -> list[list[TrainSequence]]:
         """Add the log-probs that a step needs beforehand.
 
-        They are the reference's for a KL loss, the teacher's, and with several optimizer steps
-        those of the old policy. With one optimizer step the old policy is the current one, whose
-        log-probs the training forward pass computes.
+        They are the reference's for a loss that needs them, the teacher's, and with several
+        optimizer steps those of the old policy. With one optimizer step the old policy is the
+        current one, whose log-probs the training forward pass computes.
         """
         shard = [sequence for part in parts for sequence in part]
-        needs_old = len(parts) > 1 and not self.spec.algorithm.sft
+        needs_old = len(parts) > 1 and not self.spec.algorithm.offline
         if needs_old and self._any_rank(any(s.old_log_probs is None for s in shard)):
             shard = self._with_old_log_probs(shard)
-        has_kl_loss = self.spec.algorithm.kl.loss_coef > 0
-        if has_kl_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
+        # A KL penalty inside the reward has compared the policy with the reference before.
+        in_loss = self.spec.algorithm.needs_reference and not self.spec.algorithm.kl.coef > 0
+        if in_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
             reference = self.reference_log_probs(shard) or []
             shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
         if self._teacher and not self._teacher_divergence:

@@ -45,9 +45,9 @@ class FrozenModel(Protocol):
 def reference_weights(spec: RLJobSpec, model_dir: Path) -> tuple[Path, bool] | None:
     """Return the directory of the reference policy, and whether its weights come from the seed.
 
-    It is `model.referencePath`, else the model at version 0. None if no KL term needs it.
+    It is `model.referencePath`, else the model at version 0. None if the algorithm needs none.
     """
-    if not (spec.algorithm.kl.coef > 0 or spec.algorithm.kl.loss_coef > 0):
+    if not spec.algorithm.needs_reference:
         return None
     if spec.model.reference_path:
         return Path(spec.model.reference_path), False

@@ -70,6 +70,9 @@ class MicroBatch:
         divergence over the whole vocabulary.
     experts
         [t, layers x experts of a token] int16, the experts to send each token to; -1: not known.
+    rows
+        A row for each member, if the model cannot compute several sequences in one. They are
+        computed in place of the whole row.
 
     """
 
@@ -84,6 +87,7 @@ class MicroBatch:
     local_positions: Tensor | None = None
     teacher_hidden: Tensor | None = None
     experts: Tensor | None = None
+    rows: tuple[MicroBatch, ...] = ()
 
     def split(self, values: Tensor) -> list[Tensor]:
         """Split [r] values by member."""
@@ -223,6 +227,8 @@ def with_loss(
         values=_optional([s.values for s in chosen], device),
         returns=_optional([s.returns for s in chosen], device),
         on_policy_mask=_values(on_policy, device),
+        sequences=len(chosen),
+        sample_weight=1 / max(totals.sequences, 1),
     )
     return replace(batch, loss=loss)
 

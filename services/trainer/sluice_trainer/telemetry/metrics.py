@@ -85,6 +85,11 @@ GAUGES = {
     "train/ppo_kl": ("update_kl", "KL from the policy at the batch's start."),
     "train/entropy_loss": ("entropy", "Mean entropy of a token, in nats."),
     "train/pg_clipfrac": ("clip_fraction", "Share of tokens whose ratio was clipped."),
+    "train/rewards/accuracies": (
+        "reward_accuracy_ratio",
+        "Pairs whose chosen answer has the higher reward.",
+    ),
+    "train/rewards/margins": ("reward_margin", "Mean reward of chosen less rejected answers."),
     "train/grad_norm": ("gradient_norm", "Norm of the gradient before clipping."),
     "train/lr-pg_0": ("learning_rate", "Learning rate."),
     "rollout/response_len/mean": ("response_tokens", "Mean length of a response."),

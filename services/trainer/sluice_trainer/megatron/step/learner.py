@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sluice.api import Optimizer, Parallelism, RLJobSpec
 from sluice_trainer.algorithms.aggregation import Aggregation, BatchTotals
-from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
+from sluice_trainer.batch.sequences import Sequence, TrainSequence, micro_batch_members
 from sluice_trainer.distributed.device import DEVICE, compute_dtype
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import megatron_device
@@ -71,15 +71,25 @@ def score(
     return by_sequence(batches, compute(chunks, batches, forward), len(shard))
 
 
-def _bins(shard: Seq[Sequence], layout: Parallelism, size: MicroBatchSize) -> list[list[int]]:
+def _bins(
+    shard: Seq[Sequence],
+    layout: Parallelism,
+    size: MicroBatchSize,
+    *,
+    whole_samples: bool = False,
+) -> list[list[int]]:
     """Assign sequences to micro-batches, the same number on every data-parallel rank. Collective.
 
     Experts on other ranks wait for all ranks' tokens, and the interleaved schedule needs whole
     rounds of stages.
     """
-    bins = pack([len(s.tokens) for s in shard], size.tokens * layout.context)
-    count = max(parallel.largest_over_data_parallel(len(bins)), 1)
-    return equalise(bins, count + -count % (layout.pipeline if layout.virtual_pipeline else 1))
+
+    def count(own: int) -> int:
+        most = max(parallel.largest_over_data_parallel(own), 1)
+        return most + -most % (layout.pipeline if layout.virtual_pipeline else 1)
+
+    max_tokens = size.tokens * layout.context
+    return micro_batch_members(shard, max_tokens, count, whole_samples=whole_samples)
 
 
 class MegatronLearner(Learner):
@@ -107,7 +117,9 @@ class MegatronLearner(Learner):
         aggregation, split = self._spec.algorithm.loss_aggregation, parallel.row_split()
         return [
             train_micro_batch(shard, members, totals, aggregation, DEVICE, split=split)
-            for members in _bins(shard, self._layout, self._size)
+            for members in _bins(
+                shard, self._layout, self._size, whole_samples=self._spec.algorithm.prefers
+            )
         ]
 
     def compute(self, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:

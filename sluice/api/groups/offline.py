@@ -1,4 +1,4 @@
-"""algorithm.loss.type: sft.
+"""Losses that learn from rows of a data set: sft and the losses of preferences.
 
 Such a job learns from given answers. It does not generate or judge samples.
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sluice.api.groups.losses import SFT
+from sluice.api.groups.losses import OFFLINE, PREFERENCE_LOSSES, WITH_REFERENCE
 from sluice.api.schema.rules import any_set, field, only_with, requires
 
 # On a job's spec.
-IS_SFT = field("algorithm.loss.type") == SFT
+IS_OFFLINE = field("algorithm.loss.type").is_in(OFFLINE)
 # On spec.algorithm.
-_IS_SFT = field("loss.type") == SFT
+_IS_OFFLINE = field("loss.type").is_in(OFFLINE)
+_IS_PREFERENCE = field("loss.type").is_in(PREFERENCE_LOSSES)
 
 # Fields of spec.algorithm that are about advantages.
 OF_ADVANTAGES = (
@@ -34,6 +35,8 @@ OF_ADVANTAGES = (
     "rewardParts",
     "turnAdvantage",
 )
+# Fields of spec.algorithm about the losses of tokens.
+_OF_TOKENS = ("entropyCoef", "aggregation", "kl.lossCoef")
 # Fields of spec.rollout that are about generated samples.
 OF_SAMPLES = ("dynamicFilter", "mode", "maxStaleness", "overSampling", "partial")
 
@@ -47,61 +50,77 @@ def _set_fields(instance: Any, paths: Sequence[str]) -> str:
 # Rules of spec.algorithm.
 WITHOUT_ADVANTAGES = (
     requires(
-        _IS_SFT,
+        _IS_OFFLINE,
         ~any_set(*OF_ADVANTAGES),
-        "sft learns from given answers, without rewards and advantages: leave out what belongs to "
-        f"these {{}} ({', '.join(OF_ADVANTAGES)})",
+        "this loss learns from given answers, without rewards and advantages: leave out what "
+        f"belongs to these {{}} ({', '.join(OF_ADVANTAGES)})",
         "loss.type",
         shows=lambda algorithm: _set_fields(algorithm, OF_ADVANTAGES),
     ),
     requires(
-        _IS_SFT,
+        _IS_OFFLINE,
         ~field("kl.coef").is_set,
-        "kl.coef is a penalty inside the reward, and sft has none; kl.lossCoef adds it to the loss",
+        "kl.coef is a penalty inside the reward, and given answers have none; with sft kl.lossCoef "
+        "adds it to the loss",
         "kl.coef",
+    ),
+    requires(
+        _IS_PREFERENCE,
+        ~any_set(*_OF_TOKENS),
+        "a loss of preferences compares whole answers, and has no terms of tokens: leave out {} "
+        f"({', '.join(_OF_TOKENS)})",
+        "loss.type",
+        shows=lambda algorithm: _set_fields(algorithm, _OF_TOKENS),
     ),
 )
 # Rules of a job's spec.
-SFT_ACROSS_GROUPS = (
+OFFLINE_ACROSS_GROUPS = (
     only_with(
         "data.truncation",
-        IS_SFT,
-        "only rows of sft are cut; a prompt that is too long is left out, because what is cut off "
-        "may be the question",
+        IS_OFFLINE,
+        "only rows with given answers are cut; a prompt that is too long is left out, because what "
+        "is cut off may be the question",
     ),
     requires(
-        IS_SFT,
+        IS_OFFLINE,
         ~any_set(*(f"rollout.{name}" for name in OF_SAMPLES)),
-        "sft generates no samples to train on: leave out what is about generated samples {} "
+        "this loss trains on no generated samples: leave out what is about generated samples {} "
         f"(of rollout: {', '.join(OF_SAMPLES)})",
         "algorithm.loss.type",
         shows=lambda spec: _set_fields(spec.rollout, OF_SAMPLES),
     ),
     requires(
-        IS_SFT,
+        IS_OFFLINE,
         # 1 says the same as the default, which an API server writes out.
         (field("rollout.samplesPerPrompt") == 1) | ~field("rollout.samplesPerPrompt").is_set,
-        "with sft each row is one sample: leave samplesPerPrompt out",
+        "with given answers each row is one sample: leave samplesPerPrompt out",
         "rollout.samplesPerPrompt",
     ),
     requires(
-        IS_SFT,
+        IS_OFFLINE,
         ~any_set("debug.replay", "debug.rolloutOnly"),
-        "replay and rolloutOnly are about generated samples, and sft generates none",
+        "replay and rolloutOnly are about generated samples, and this loss has none",
         "debug",
     ),
     requires(
-        IS_SFT,
+        IS_OFFLINE,
         field("trainer.routingReplay") == "none",
-        "given answers were sent to no experts before, and sft has no ratio that experts could "
+        "given answers were sent to no experts before, and have no ratio that experts could "
         "move: leave routingReplay out",
         "trainer.routingReplay",
     ),
     requires(
-        IS_SFT,
+        IS_OFFLINE,
         field("trainer.colocate").is_false,
-        "with sft no engine takes turns with the trainer: those of an evaluation have GPUs of "
-        "their own",
+        "with given answers no engine takes turns with the trainer: those of an evaluation have "
+        "GPUs of their own",
         "trainer.colocate",
+    ),
+    requires(
+        field("algorithm.loss.type").is_in(PREFERENCE_LOSSES),
+        field("algorithm.loss.type").is_in(WITH_REFERENCE) | ~field("model.referencePath").is_set,
+        f"only {' and '.join(WITH_REFERENCE)} compare the policy with a reference: leave "
+        "referencePath out",
+        "model.referencePath",
     ),
 )

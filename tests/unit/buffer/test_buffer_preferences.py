@@ -1,0 +1,123 @@
+"""Batches of preferences: a pair is one sample, and none is lost or trained twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.wire.v1 import common_pb2 as pb
+from tests.chat import PLAIN, assistant, save, tokenizer, user
+from tests.unit.buffer.buffer_tools import LocalBuffer, shard_group
+
+MakeBuffer = Callable[..., LocalBuffer]
+
+
+def rows(path: Path, count: int = 12, /, **changed: Any) -> str:
+    """Pairs `<i>`: `<i+1>` is better than `?`; changed: other rows, by `row<i>`."""
+    pairs = [
+        changed.get(
+            f"row{i}",
+            {
+                "prompt": [user(str(i))],
+                "chosen": [assistant(str(i + 1))],
+                "rejected": [assistant("?")],
+            },
+        )
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    return str(path)
+
+
+@pytest.fixture
+def dpo(make_buffer: MakeBuffer, tmp_path: Path) -> Callable[..., LocalBuffer]:
+    """Buffers of a job that learns from pairs: batches of 4, 12 rows, in their order."""
+    model = save(tmp_path / "model", PLAIN, context=200)
+
+    def make(path: str | None = None, **changes: Any) -> LocalBuffer:
+        prompts = [{"path": path or rows(tmp_path / "rows.jsonl")}]
+        usual: dict[str, Any] = {
+            "model": {"path": str(model)},
+            "data": {"prompts": prompts, "shuffle": False},
+            "rollout": {"batchSize": 4},
+            "reward": None,
+            "algorithm": {"loss": {"type": "dpo"}},
+        }
+        return make_buffer(**{**usual, **changes})
+
+    return make
+
+
+def samples(buffer: LocalBuffer, step: int) -> list[pb.SampleGroup]:
+    ids = buffer.core.memory.batches[step]
+    return [shard_group(buffer.core, group_id, [0]) for group_id in ids]
+
+
+def trained(sequence: pb.Sample | pb.Branch) -> str:
+    tokens = np.frombuffer(sequence.tokens, "<i4")[-sequence.response_length :]
+    return str(tokenizer().decode(tokens[np.frombuffer(sequence.loss_mask, np.uint8) == 1]))
+
+
+def test_a_pair_is_a_sample_with_the_rejected_answer_as_its_branch(dpo: MakeBuffer) -> None:
+    buffer = dpo()
+    assert buffer.step(1) == [0, 1, 2, 3]
+    group = samples(buffer, 1)[2]
+    (sample,) = group.samples
+    (branch,) = sample.branches
+    assert (trained(sample), trained(branch)) == ("3<|im_end|>", "?<|im_end|>")
+    assert sample.response == "3<|im_end|>"
+    sequences = buffer.core.sequences(1, 2)
+    assert len(sequences) == 4, "both answers of a pair go to one rank, in one optimizer step"
+    assert {s.rank for s in sequences} == {0, 1}
+    assert [s.trainable_tokens for s in sequences] == [4, 4, 4, 4]
+    assert sequences[2].length == (len(sample.tokens) + len(branch.tokens)) // 4
+    buffer.check()
+
+
+def test_a_rewind_and_a_restart_give_the_same_pairs_again(dpo: MakeBuffer) -> None:
+    buffer = dpo(data__shuffle=True)
+    for step in (1, 2, 3):
+        buffer.step(step)
+    before = {step: [g.SerializeToString() for g in samples(buffer, step)] for step in (2, 3)}
+    buffer.restart(flushed=False)
+    assert buffer.core.rewind(1, 2) == 2
+    for step in (2, 3):
+        assert buffer.core.take(step, 2) is None
+        assert [g.SerializeToString() for g in samples(buffer, step)] == before[step]
+        buffer.core.commit(step, step, 2, {})
+    assert buffer.counters["groups_leased"] == 12
+    buffer.check()
+
+
+def test_a_pair_of_which_one_answer_cannot_be_trained_is_left_out(
+    dpo: MakeBuffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = rows(
+        tmp_path / "mixed.jsonl",
+        row0={"prompt": "a", "chosen": "b", "rejected": "c" * 300},
+        row1={"prompt": "a", "chosen": "b", "rejected": "c"},
+    )
+    buffer = dpo(file)
+    assert buffer.step(1) == [1, 2, 3, 4]
+    assert buffer.counters["prompts_too_long:mixed"] == 1
+    assert "row 0: 302 tokens, at most 200 fit" in capsys.readouterr().out
+    buffer.check()
+
+
+def test_an_answer_that_the_template_refuses_is_named(dpo: MakeBuffer, tmp_path: Path) -> None:
+    wrong = {"prompt": [user("?")], "chosen": [assistant("a")], "rejected": [assistant("b")]}
+    file = rows(tmp_path / "rows.jsonl", 1, row0=wrong)
+    with pytest.raises(ConfigurationError, match=r"rows.jsonl: row 0: chosen: .*template"):
+        dpo(file, model={"path": str(save(tmp_path / "bare", None))})
+
+
+def test_a_wrong_row_ends_the_job_with_its_line(dpo: MakeBuffer, tmp_path: Path) -> None:
+    file = rows(tmp_path / "wrong.jsonl", row3={"prompt": "a", "chosen": "b"})
+    with pytest.raises(ConfigurationError, match=r"wrong.jsonl:4: no column 'rejected'"):
+        dpo(file)
