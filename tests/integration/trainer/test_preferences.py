@@ -19,7 +19,6 @@ import pytest
 import safetensors.torch
 
 from tests.integration.trainer import plain, preference_steps, tiny
-from tests.integration.trainer.test_fsdp_families import OTHERS
 from tests.integration.trainer.test_fsdp_steps import apart
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -195,7 +194,7 @@ def test_a_model_that_computes_a_sequence_at_a_time_learns_from_pairs(
     rows: Path, tmp_path: Path
 ) -> None:
     """It learns what plain transformers with AdamW does."""
-    kind, shape = OTHERS["qwen3.5"]
+    kind, shape = tiny.OTHERS["qwen3.5"]
     model = str(preference_steps.save_model(tmp_path / "model", kind, **shape))
     loss = {"type": "dpo"}
     expected = preference_steps.train(model, str(rows), loss, steps=3, kind=plain.Plain)
