@@ -34,6 +34,7 @@ def dashboard() -> Dashboard:
             "Policy": _policy(),
             "Samples": _samples(),
             "Time": _time(),
+            "Images (data.images)": _images(),
             "Generation": _generation(),
             "Checkpoints": _checkpoints(),
         },
@@ -172,6 +173,31 @@ def _time() -> list[Panel]:
         lines("Fastest split", COUNT, none(),
               "GPUs per role for the shortest step, from measured time.",
               {"{{role}}": f"{rec.PLANNED}{{{JOB}}}"}, width=12),
+    ]
+    # fmt: on
+
+
+def _images() -> list[Panel]:
+    stored = promql.newest("sluice_buffer_image_bytes")
+    # fmt: off
+    return [
+        lines("Trained images", PER_SECOND, none(),
+              "Images per second in the sequences of the last step.",
+              {"images": _trainer("images_per_second")}),
+        lines("Time for images", SECONDS, none(),
+              "Time of the slowest rank in a step: decoding and scaling, and the forward passes of "
+              "the vision tower.",
+              {"decoding": _trainer("image_decode_seconds"), "tower": _trainer("tower_seconds")}),
+        lines("Share of the tower", SHARE, none(),
+              "Its forward passes as a share of the step. A frozen tower sees each image once.",
+              {"tower": _trainer("tower_time_ratio")}, highest=1),
+        lines("Hits of the image cache", SHARE, none(),
+              "Images that a pass needed and that were not decoded for it. Near 0 the images of a "
+              "step do not fit into the trainer's caches, or each has one sample on a rank.",
+              {"hits": _trainer("image_cache_hit_ratio")}, width=12, highest=1),
+        lines("Stored images", BYTES, none(),
+              "Bytes of images in the buffer, each counted once.",
+              {"images": stored}, width=12),
     ]
     # fmt: on
 

@@ -97,19 +97,20 @@ def _train(
     profiles = env.directory("run_dir") / run_directory.PROFILES
     flops = model_flops(_model_config(job))
     learn_batch: Learn = partial(learn, policy, custom.estimator(spec.algorithm))
+    image_work = None
     if fetch_images:
         processor = ImageProcessor(
             Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
         )
         expansion = ImageExpansion(processor, fetch_images)
-        learn_batch = expansion.before(learn_batch)
+        learn_batch, image_work = expansion.before(learn_batch), expansion.work
     Loop(
         spec,
         policy,
         learn_batch,
         clients,
         policy.ranks,
-        RunRecords(spec, policy.ranks, clients.buffer, recorder, flops),
+        RunRecords(spec, policy.ranks, clients.buffer, recorder, flops, image_work),
         checkpoints=env.directory("checkpoint_dir"),
         total_steps=total_steps,
         stop=stop,

@@ -1,12 +1,25 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
 
 from sluice.api import RLJobSpec
+from sluice.api.groups.trainer import VisionPart
+from sluice.model_parts import vision_part
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.loop.clients import balance_tokens
-from sluice_trainer.model.flops import ModelFlops, model_flops, peak_tflops, utilisation
+from sluice_trainer.model.flops import (
+    ModelFlops,
+    model_flops,
+    peak_tflops,
+    tower_flops,
+    utilisation,
+)
+from tests.vision_models import TRAINED_FAMILIES, make_model
 
 # Qwen3-0.6B.
 DENSE = {
@@ -62,6 +75,62 @@ def test_utilisation_is_the_share_of_a_gpus_peak() -> None:
     assert set(utilisation(flops, [100], 0.6, 1, "Some GPU")) == {"perf/actor_train_tflops"}
     assert utilisation(flops, [100], 0.6, 0, "") == {}
     assert peak_tflops("NVIDIA A100-SXM4-80GB") == 312
+
+
+def test_operations_of_towers_count() -> None:
+    alone, with_tower = (
+        utilisation(ModelFlops(1e12, 0.0), [1], 1.0, 1, "NVIDIA H200", tower=tower)
+        for tower in (0.0, 3e12)
+    )
+    assert with_tower["perf/mfu"] == pytest.approx(2 * alone["perf/mfu"])
+
+
+@pytest.fixture(scope="module", params=TRAINED_FAMILIES)
+def vision_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [(), ("projector",), ("vision",), ("vision", "projector")],
+    ids=["frozen", "projector", "tower", "both"],
+)
+def test_operations_of_a_tower_are_those_that_torch_counts(
+    vision_model: Path, trained: tuple[VisionPart, ...]
+) -> None:
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        vision_model, attn_implementation="eager"
+    )
+    config = json.loads((vision_model / "config.json").read_text())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("visual" in name and vision_part(name) in trained)
+    flops = tower_flops(config)
+    assert flops is not None
+    # Larger and smaller than a window of Qwen2.5-VL's tower, and no multiple of it.
+    for rows, columns in ((2, 2), (5, 3)):
+        actual = counted_by_torch(model, config["vision_config"], rows, columns, train=bool(trained))
+        assert flops.training(rows, columns, trained) == actual
+        assert trained or flops.forward(rows, columns) == actual
+
+
+def counted_by_torch(
+    model: Any, config: dict[str, Any], rows: int, columns: int, *, train: bool
+) -> int:
+    """Return the operations of an image's forward pass, and with `train` of its backward pass."""
+    merge = config["spatial_merge_size"]
+    grid = torch.tensor([[1, rows * merge, columns * merge]])
+    pixels = torch.zeros(int(grid.prod()), 3 * 2 * config["patch_size"] ** 2)
+    with FlopCounterMode(display=False) as counter:
+        output = model.model.get_image_features(pixels, grid, return_dict=True)
+        deep = getattr(output, "deepstack_features", None) or []
+        if train:
+            sum(part.sum() for part in (*output.pooler_output, *deep)).backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("config", [DENSE, {"vision_config": {"hidden_size": 8}}])
+def test_operations_of_other_towers_are_not_guessed(config: dict[str, object]) -> None:
+    assert tower_flops(config) is None
 
 
 def spec(directory: Path, by: str) -> RLJobSpec:

@@ -22,6 +22,7 @@ from sluice.runtime.recent import Recent
 from sluice.samples.sample import Sample, SampleGroup, SampleStatus, TokenSequence, WeightSpan
 from sluice.samples.turns import BRANCH_TURNS, TURNS, TurnSpan, records_of, spans_of
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_trainer.batch.image_work import ImageWork
 
 Int64 = npt.NDArray[np.int64]
 # Digests -> images in their order.
@@ -43,9 +44,15 @@ class PixelCache:
     limit
         Bytes to keep.
 
+    Attributes
+    ----------
+    work
+        Counts of what is done with the images.
+
     """
 
     def __init__(self, processor: ImageProcessor, limit: int = PIXEL_BYTES) -> None:
+        self.work = ImageWork()
         self._processor = processor
         self._recent: Recent[Pixels] = Recent(limit)
 
@@ -53,7 +60,8 @@ class PixelCache:
         """Return the pixels of one image."""
         if kept := self._recent.get(digest):
             return kept
-        pixels = self._processor.pixels([image])
+        with self.work.decoding():
+            pixels = self._processor.pixels([image])
         return self._recent.put(digest, pixels, pixels.values.nbytes)
 
 
@@ -80,6 +88,11 @@ class BatchImage:
     def tokens(self) -> int:
         """Tokens of the image."""
         return self.rows * self.columns
+
+    @property
+    def work(self) -> ImageWork:
+        """Counts of what this process does with the images of its batches."""
+        return self._cache.work
 
     def pixels(self) -> Pixels:
         """Return what the tower gets of the image."""
@@ -119,6 +132,11 @@ class ImageExpansion:
     def __init__(self, processor: ImageProcessor, fetch: FetchImages) -> None:
         self._processor, self._fetch = processor, fetch
         self._cache = PixelCache(processor)
+
+    @property
+    def work(self) -> ImageWork:
+        """Counts of what this process does with the images of its batches."""
+        return self._cache.work
 
     def expand(self, groups: Sequence[SampleGroup]) -> list[SampleGroup]:
         """Return groups with expanded samples. The groups that are given stay as they are.
@@ -172,6 +190,7 @@ class ImageExpansion:
                 raise ValueError(
                     f"group {group.group_id} sample {sample.index} sequence {number}: {error}"
                 ) from error
+            self.work.counts.placed += len(expansion.placed)
             sequences.append(expansion.values(sequence))
             placed.append(expansion.placed)
             offsets.append(expansion.response_offsets(sequence))

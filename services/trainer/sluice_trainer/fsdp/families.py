@@ -58,7 +58,7 @@ def kept_parameters(model: Any) -> set[str]:
     text = (model.get_decoder(), model.get_output_embeddings())
     trained = {id(t) for module in text for t in (*module.parameters(), *module.buffers())}
     named = (*model.named_parameters(), *model.named_buffers())
-    parts: frozenset[VisionPart] = getattr(model, _TRAINED_PARTS, frozenset())
+    parts = trained_parts(model)
     return {
         name
         for name, tensor in named
@@ -77,6 +77,12 @@ def indexers(model: Any) -> list[str]:
     A choice has no gradient, so they stay as they are, and engines get them with all other weights.
     """
     return [name for name, _ in model.named_modules() if name.rpartition(".")[2] == _INDEXER]
+
+
+def trained_parts(model: Any) -> frozenset[VisionPart]:
+    """Return the parts that `train_parts` has noted."""
+    parts: frozenset[VisionPart] = getattr(model, _TRAINED_PARTS, frozenset())
+    return parts
 
 
 def kept_modules(model: Any) -> list[str]:

@@ -11,9 +11,10 @@ from transformers import __version__
 
 from sluice.runtime.recent import Recent
 from sluice_trainer.batch.images import BatchImage
-from sluice_trainer.fsdp.families import backbone
+from sluice_trainer.fsdp.families import backbone, trained_parts
 from sluice_trainer.fsdp.row import Row
 from sluice_trainer.fsdp.row_images import rope_positions
+from sluice_trainer.model.flops import tower_flops
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 # The features [tokens, h] of images, and those of earlier layers of the tower that the decoder's
@@ -60,9 +61,11 @@ class Tower:
     def __init__(self, model: Any, limit: int = FEATURE_BYTES) -> None:
         self._model = model
         self._recent: Recent[Features] = Recent(limit)
+        self._flops = tower_flops(model.config.to_dict())
 
     def features(self, images: list[BatchImage], device: torch.device) -> Features:
         """Return the features of images, one after the other."""
+        images[0].work.counts.needed += len(images)
         if trained_in_tower(self._model):
             return self._computed(images, device)
         kept = {image.digest: self._recent.get(image.digest) for image in images}
@@ -82,9 +85,27 @@ class Tower:
         pixels = [image.pixels() for image in images]
         values = torch.from_numpy(np.concatenate([p.values for p in pixels])).to(device)
         grids = torch.from_numpy(np.concatenate([p.grids for p in pixels])).to(device)
-        output = backbone(self._model).get_image_features(values, grids, return_dict=True)
+        work = images[0].work
+        with work.tower_pass(device):
+            output = backbone(self._model).get_image_features(values, grids, return_dict=True)
+        work.counts.tower_flops += sum(map(self._operations, images))
         deep = getattr(output, "deepstack_features", None) or []
         return [torch.cat(output.pooler_output), *deep]
+
+
+    def _operations(self, image: BatchImage) -> float:
+        """Return the operations of a pass over an image that count.
+
+        Those of a frozen tower are computed once, in whichever pass needs the image first. Those of
+        a trained tower count with the backward pass; its log-prob passes do not count.
+        """
+        if self._flops is None:
+            return 0.0
+        if not trained_in_tower(self._model):
+            return self._flops.forward(image.rows, image.columns)
+        if not torch.is_grad_enabled():
+            return 0.0
+        return self._flops.training(image.rows, image.columns, trained_parts(self._model))
 
 
 def check_positions(model: Any) -> None:

@@ -11,6 +11,7 @@ from sluice.samples.sample import SampleGroup
 from sluice.telemetry import logs
 from sluice.telemetry.phases import Laps
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_trainer.batch.image_work import ImageWork, image_metrics
 from sluice_trainer.batch.provenance import Provenance
 from sluice_trainer.clients.buffer_client import BufferClient
 from sluice_trainer.distributed.ranks import Ranks
@@ -38,6 +39,8 @@ class RunRecords:
         Writes the run directory; None on ranks other than 0.
     flops
         Operations of the model; None if they are not known.
+    image_work
+        Counts of what this rank does with images; None if the job has none.
     times
         Seconds and memory of the parts of the current step, under names of metrics.
 
@@ -48,6 +51,7 @@ class RunRecords:
     buffer: BufferClient
     recorder: Recorder | None
     flops: ModelFlops | None = None
+    image_work: ImageWork | None = None
     times: dict[str, float] = field(default_factory=dict)
     _laps: Laps = field(default_factory=lambda: Laps(metrics.PHASES))
 
@@ -78,14 +82,19 @@ class RunRecords:
         # Ranks that share a model hold the same samples, so one entry per data-parallel rank.
         shares = self.ranks.gather((self.ranks.data_parallel_rank, Provenance.of_groups(groups)))
         provenance = Provenance.merge(dict(shares).values())
+        images = self.ranks.gather(self.image_work.take()) if self.image_work else []
         return (
             batch_metrics(batch, step, judged=self.spec.judged, in_place=in_place)
             | provenance.metrics()
-            | self._utilisation(provenance.lengths)
+            | (image_metrics(images) if images else {})
+            | self._utilisation(provenance.lengths, sum(rank.tower_flops for rank in images))
         )
 
-    def _utilisation(self, lengths: list[int]) -> dict[str, float]:
-        """Return how well training used the GPUs; empty on CPUs. `lengths`: of all sequences."""
+    def _utilisation(self, lengths: list[int], tower: float) -> dict[str, float]:
+        """Return how well training used the GPUs; empty on CPUs.
+
+        lengths: of all sequences. tower: operations of vision towers.
+        """
         if self.flops is None or not torch.cuda.is_available():
             return {}
         trainer = self.spec.trainer
@@ -95,6 +104,7 @@ class RunRecords:
             self.times["perf/actor_train_time"],
             trainer.nodes * trainer.gpus_per_node,
             torch.cuda.get_device_name(),
+            tower=tower,
         )
 
     def commit_step(self, step: int, record: dict[str, float], total_steps: int) -> None:
@@ -102,7 +112,7 @@ class RunRecords:
         if self.ranks.rank != 0 or self.recorder is None:
             return
         record |= self.times | self.recorder.dropped(self.buffer.counters())
-        record |= time_metrics(self._laps.next(), record["rollout/tokens"])
+        record |= time_metrics(self._laps.next(), record)
         self.buffer.commit_step(step, record)
         self.recorder.step(step, record)
         metrics.record_step(step, record)

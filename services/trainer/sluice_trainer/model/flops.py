@@ -3,14 +3,16 @@
 The count follows PaLM's appendix B and slime: each weight of a matrix that a token passes costs 2
 operations forward and 4 backward, plus attention's two products over the causal half of the
 sequence. Experts that are not chosen, embedding look-ups, recomputed activations and log-prob
-passes do not count.
+passes do not count. A vision tower is counted separately, by the patches of its images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sluice.api.groups.trainer import VisionPart
 
 # Dense bf16 TFLOP/s without sparsity from NVIDIA's data sheets, by a part of the device's name.
 _PEAK_TFLOPS = {
@@ -84,6 +86,103 @@ def model_flops(config: Mapping[str, Any]) -> ModelFlops | None:
     return ModelFlops(2.0 * matrices, 4.0 * layers * heads * size)
 
 
+@dataclass(frozen=True, slots=True)
+class TowerFlops:
+    """The operations of a vision tower and its projector in a forward pass.
+
+    Attributes
+    ----------
+    per_patch
+        Operations of all matrices of the tower for a patch.
+    embedding
+        Those of the first one, which gets pixels, and so passes no gradients on.
+    per_pair
+        Operations of attention for each pair of patches, in layers that see the whole image.
+    per_window_pair
+        Likewise in layers that see a window.
+    window
+        Side of a window in tokens; 0: no layer has windows.
+    per_token
+        Operations of the projector for a token.
+    merge
+        Patches of a token in height, and in width.
+
+    """
+
+    per_patch: float
+    embedding: float
+    per_pair: float
+    per_window_pair: float
+    window: int
+    per_token: float
+    merge: int
+
+    def forward(self, rows: int, columns: int) -> float:
+        """Return the operations of a forward pass over an image of rows x columns tokens."""
+        return self._tower(rows, columns) + self.per_token * rows * columns
+
+    def training(self, rows: int, columns: int, trained: Collection[VisionPart]) -> float:
+        """Return the operations of forward and backward pass if these parts are trained.
+
+        A frozen projector passes gradients on to a tower that is trained; nothing behind trained
+        parts gets gradients.
+        """
+        projector = self.per_token * rows * columns
+        if "vision" in trained:
+            first = self.embedding * rows * columns * self.merge**2
+            tower = 3.0 * self._tower(rows, columns) - first
+            return tower + projector * (3 if "projector" in trained else 2)
+        return self._tower(rows, columns) + projector * (3 if "projector" in trained else 1)
+
+    def _tower(self, rows: int, columns: int) -> float:
+        patches = rows * columns * self.merge**2
+        matrices = self.per_patch * patches + self.per_pair * patches**2
+        if not self.window:
+            return matrices
+        # Windows at the lower and the right edge are smaller.
+        sides = (_squares(side, self.window) for side in (rows, columns))
+        return matrices + self.per_window_pair * next(sides) * next(sides) * self.merge**4
+
+
+def _squares(side: int, part: int) -> int:
+    """Return the sum of squares of the parts into which a side is cut."""
+    whole, rest = divmod(side, part)
+    return whole * part**2 + rest**2
+
+
+def tower_flops(config: Mapping[str, Any]) -> TowerFlops | None:
+    """Count the operations of a Qwen-VL tower from the model's Hugging Face config.json.
+
+    Returns
+    -------
+    None if the model has no tower, or one of another form.
+
+    """
+    config = config.get("vision_config") or {}
+    try:
+        hidden, depth, merge = config["hidden_size"], config["depth"], config["spatial_merge_size"]
+        colours = config.get("in_channels") or config["in_chans"]
+        patch = colours * config["temporal_patch_size"] * config["patch_size"] ** 2
+        windowed = depth - len(config["fullatt_block_indexes"]) if "window_size" in config else 0
+        # Layers with windows have a gated feed-forward part, those of later towers have not.
+        feed_forward = (3 if "window_size" in config else 2) * hidden * config["intermediate_size"]
+        projectors = 1 + len(config.get("deepstack_visual_indexes") or ())
+        merged = hidden * merge**2
+        projector = projectors * merged * (merged + config["out_hidden_size"])
+    except KeyError:
+        return None
+    window = config.get("window_size", 0) // config["patch_size"] // merge
+    return TowerFlops(
+        embedding=2.0 * patch * hidden,
+        per_patch=2.0 * (patch * hidden + depth * (4 * hidden**2 + feed_forward)),
+        per_pair=4.0 * (depth - windowed) * hidden,
+        per_window_pair=4.0 * windowed * hidden,
+        window=window,
+        per_token=2.0 * projector,
+        merge=merge,
+    )
+
+
 def _feed_forward(config: Mapping[str, Any]) -> float:
     """Return the weights per token of a layer's feed-forward part, averaged over layers."""
     hidden = float(config["hidden_size"])
@@ -108,7 +207,13 @@ def peak_tflops(device: str) -> float | None:
 
 
 def utilisation(
-    flops: ModelFlops | None, lengths: Sequence[int], seconds: float, gpus: int, device: str
+    flops: ModelFlops | None,
+    lengths: Sequence[int],
+    seconds: float,
+    gpus: int,
+    device: str,
+    *,
+    tower: float = 0.0,
 ) -> dict[str, float]:
     """Return `perf/actor_train_tflops` (slime's name) and `perf/mfu` of each GPU.
 
@@ -127,10 +232,12 @@ def utilisation(
         GPUs of all ranks.
     device
         Name of the GPU.
+    tower
+        Operations of vision towers.
 
     """
     if flops is None or not gpus or not device or seconds <= 0:
         return {}
-    tflops = flops.training(lengths) / seconds / gpus / 1e12
+    tflops = (flops.training(lengths) + tower) / seconds / gpus / 1e12
     peak = peak_tflops(device)
     return {"perf/actor_train_tflops": tflops} | ({"perf/mfu": tflops / peak} if peak else {})

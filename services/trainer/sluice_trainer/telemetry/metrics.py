@@ -108,6 +108,20 @@ GAUGES = {
     "perf/tokens_per_second": ("tokens_per_second", "Tokens of the step by its time."),
     "perf/actor_train_tflops": ("tflops_per_gpu", "Model TFLOP/s of each GPU in training."),
     "perf/mfu": ("mfu_ratio", "Model FLOP/s in training as a share of the GPU's peak."),
+    "perf/images_per_second": ("images_per_second", "Images of the step's sequences by its time."),
+    "perf/image_decode_time": (
+        "image_decode_seconds",
+        "Time in which the slowest rank decoded and scaled images.",
+    ),
+    "perf/tower_time": (
+        "tower_seconds",
+        "Time of the slowest rank's forward passes through vision towers.",
+    ),
+    "perf/tower_time_ratio": ("tower_time_ratio", "The same as a share of the step."),
+    "perf/image_cache_hit_ratio": (
+        "image_cache_hit_ratio",
+        "Images that a pass needed and that were not decoded for it.",
+    ),
 }
 
 

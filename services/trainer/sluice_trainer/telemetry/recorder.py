@@ -282,7 +282,7 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
     }
 
 
-def time_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float]:
+def time_metrics(seconds: Mapping[str, float], record: Mapping[str, float]) -> dict[str, float]:
     """Return the perf/* metrics of a step's time.
 
     Waiting and saving also have slime's names.
@@ -291,17 +291,24 @@ def time_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float
     ----------
     seconds
         Seconds since the step before, by phase of the trainer.
-    tokens
-        Tokens of the batch.
+    record
+        Other metrics of the step: tokens, and with `data.images` images and the tower's time.
 
     """
     whole = sum(seconds.values())
+    images = {}
+    if "rollout/images" in record:
+        images = {
+            "perf/images_per_second": record["rollout/images"] / whole,
+            "perf/tower_time_ratio": record["perf/tower_time"] / whole,
+        }
     return {
         **{f"perf/seconds/{phase}": part for phase, part in sorted(seconds.items())},
         "perf/train_wait_time": seconds.get("waiting", 0.0),
         "perf/save_model_time": seconds.get("saving", 0.0),
         "perf/step_time": whole,
-        "perf/tokens_per_second": tokens / whole,
+        "perf/tokens_per_second": record["rollout/tokens"] / whole,
+        **images,
     }
 
 
