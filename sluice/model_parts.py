@@ -82,8 +82,13 @@ def kept_parts_of(directory: Path, trained: Collection[str] = ()) -> dict[str, i
         return {}
     names = tensor_names(directory)
     if trained:
-        names = [n for n in names if not _VISION.match(n) or vision_part(n) not in trained]
+        names = [n for n in names if not is_vision(n) or vision_part(n) not in trained]
     return kept_parts(json.loads(config.read_text()), names)
+
+
+def is_vision(name: str) -> bool:
+    """Return True for a tensor of the vision side of a model: of its tower or projector."""
+    return _VISION.match(name) is not None
 
 
 def vision_part(name: str) -> Literal["vision", "projector"]:

@@ -1,8 +1,9 @@
 """Estimate from a model's files whether it fits into this machine, before a run starts.
 
 The estimate is a lower bound: the trainer's weights, gradients and optimizer state, spread over all
-its GPUs, and the engines' weights. Activations and caches are not counted, so a job that passes may
-still run out of memory.
+its GPUs, and the engines' weights. With `data.images` a vision tower is whole in each GPU while a
+pass runs, and without the trainer has none. Activations and caches are not counted, so a job that
+passes may still run out of memory.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import json
 import math
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sluice.api import RLEnginePoolSpec, RLJob, RLJobSpec
-from sluice.model_parts import safetensors_header
+from sluice.api.groups.trainer import VisionPart
+from sluice.model_parts import is_vision, safetensors_header, vision_part
 from sluice_operator.cluster.local import gpus
 
 _GIB = 1 << 30
@@ -47,7 +50,9 @@ def shortage(job: RLJob) -> str:
     if spec.model.volume is not None:
         return ""
     count = parameters(Path(spec.model.path))
-    return "" if count is None else shortage_on(spec, count, this_machine())
+    if count is None:
+        return ""
+    return shortage_on(spec, count, this_machine(), vision_parameters(Path(spec.model.path)))
 
 
 def pool_shortage(spec: RLEnginePoolSpec) -> str:
@@ -59,9 +64,17 @@ def pool_shortage(spec: RLEnginePoolSpec) -> str:
     return _comparison(least, count, this_machine())
 
 
-def shortage_on(spec: RLJobSpec, count: int, machine: MachineMemory) -> str:
-    """Say why `count` parameters do not fit into a machine; empty if they may fit."""
-    return _comparison(needs(spec, count), count, machine)
+def shortage_on(
+    spec: RLJobSpec,
+    count: int,
+    machine: MachineMemory,
+    vision: Mapping[VisionPart, int] | None = None,
+) -> str:
+    """Say why `count` parameters do not fit into a machine; empty if they may fit.
+
+    vision: those of each part of the vision side, which `count` includes.
+    """
+    return _comparison(needs(spec, count, vision), count, machine)
 
 
 def _comparison(least: MemoryNeeds, count: int, machine: MachineMemory) -> str:
@@ -85,26 +98,53 @@ def _comparison(least: MemoryNeeds, count: int, machine: MachineMemory) -> str:
     return ""
 
 
-def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
+def needs(
+    spec: RLJobSpec, count: int, vision: Mapping[VisionPart, int] | None = None
+) -> MemoryNeeds:
     """Return the least memory that a job with a model of `count` parameters takes.
 
-    Engines of a pool are not the job's.
+    Engines of a pool are not the job's. vision: parameters of each part of the vision side, which
+    `count` includes.
     """
     trainer, rollout = spec.trainer, spec.rollout
     host = trainer_gpu = 0
     if not spec.debug.rollout_only:
-        state, gradients = _state_and_gradients(spec, count)
+        trained, kept, whole = _vision_bytes(spec, vision or {})
+        language = count - sum((vision or {}).values())
+        state, gradients = _state_and_gradients(spec, language + trained)
+        state += kept
         if not spec.on_gpu:
             host = state + gradients
         elif trainer.cpu_offload == "all":
-            host = state
+            host, trainer_gpu = state, whole
         else:
             fraction = trainer.cpu_offload_fraction or 1.0
             host = int(state * fraction) if trainer.cpu_offload == "optimizer" else 0
-            trainer_gpu = (state - host + gradients) // trainer.world_size
+            trainer_gpu = (state - host + gradients) // trainer.world_size + whole
     gpus_of_engine = rollout.gpus_per_replica * rollout.nodes_per_replica
     engines = _of_engines(count, spec.own_engines, gpus_of_engine)
     return MemoryNeeds(host + engines.memory, trainer_gpu, engines.engine_gpu)
+
+
+def _vision_bytes(spec: RLJobSpec, vision: Mapping[VisionPart, int]) -> tuple[int, int, int]:
+    """Return what the vision side takes in the trainer, which has none without `data.images`.
+
+    (parameters that are trained, bytes of frozen ones over all ranks, bytes of the whole side in
+    each GPU while a pass runs, if ranks share it).
+    """
+    trainer = spec.trainer
+    if spec.data.images is None:
+        return 0, 0, 0
+    size = _BYTES[_precision(spec)]
+    parts = () if trainer.lora else trainer.trained_parts
+    trained = sum(vision.get(part, 0) for part in parts)
+    gathered = trainer.world_size > 1 or trainer.cpu_offload == "all"
+    total = sum(vision.values())
+    return trained, size * (total - trained), size * total if gathered else 0
+
+
+def _precision(spec: RLJobSpec) -> str:
+    return spec.trainer.precision or ("bf16" if spec.on_gpu else "fp32")
 
 
 def _state_and_gradients(spec: RLJobSpec, count: int) -> tuple[int, int]:
@@ -121,8 +161,7 @@ def _state_and_gradients(spec: RLJobSpec, count: int) -> tuple[int, int]:
     if trainer.lora.quantize_base:
         # 4 bits, and a float32 for 64 weights. Every process holds all of them.
         return count * 9 // 16 * trainer.world_size, 0
-    precision = trainer.precision or ("bf16" if spec.on_gpu else "fp32")
-    return _BYTES[precision] * count, 0
+    return _BYTES[_precision(spec)] * count, 0
 
 
 def _of_engines(count: int, engines: int, gpus_of_engine: int) -> MemoryNeeds:
@@ -144,6 +183,22 @@ def parameters(directory: Path) -> int | None:
         return by_config(json.loads((directory / "config.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError):  # other checks report a broken checkpoint
         return None
+
+
+def vision_parameters(directory: Path) -> dict[VisionPart, int]:
+    """Count the parameters of tower and projector in a checkpoint's safetensors.
+
+    Empty if it has neither, or if they cannot be read.
+    """
+    counts: Counter[VisionPart] = Counter()
+    try:
+        for path in directory.glob("*.safetensors"):
+            for name, tensor in safetensors_header(path).items():
+                if is_vision(name):
+                    counts[vision_part(name)] += math.prod(tensor["shape"])
+    except (OSError, ValueError, KeyError, TypeError):  # other checks report a broken checkpoint
+        return {}
+    return dict(counts)
 
 
 def by_config(config: Mapping[str, Any]) -> int | None:

@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForImageTextToText
 
 from sluice.api import RLJobSpec
 from sluice_cli.validate import footprint
-from sluice_cli.validate.footprint import MachineMemory, MemoryNeeds, needs, parameters, shortage_on
+from sluice_cli.validate.footprint import (
+    MachineMemory,
+    MemoryNeeds,
+    needs,
+    parameters,
+    shortage_on,
+    vision_parameters,
+)
 from tests.algorithm_cases import POOLED, manifest
 from tests.unit.cli.conftest import Sluice
+from tests.vision_models import make_model
 
 QWEN3_8B = {
     "model_type": "qwen3",
@@ -158,6 +167,63 @@ def test_lower_bounds_of_memory(groups: dict[str, Any], expected: MemoryNeeds) -
         expected.engine_gpu * million,
     )
     assert least.trainer_gpu // million == expected.trainer_gpu
+
+
+IMAGES = {"prompts": [{"path": "p"}], "images": {}}
+FSDP = {"steps": 1, "backend": "fsdp"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "memory", "gpu"),
+    [
+        pytest.param({"data": {"prompts": [{"path": "p"}]}}, 14 * 70 + 400, 0, id="text alone"),
+        pytest.param({"data": IMAGES}, 14 * 70 + 4 * 30 + 400, 0, id="frozen on a CPU"),
+        pytest.param(
+            {"data": IMAGES, "trainer": {"gpusPerNode": 1}}, 0, 16 * 70 - 140 + 60, id="one GPU"
+        ),
+        pytest.param(
+            {"data": IMAGES, "trainer": {"gpusPerNode": 2}},
+            0,
+            (14 * 70 + 60) // 2 + 60,
+            id="whole in each of two",
+        ),
+        pytest.param(
+            {"data": IMAGES, "trainer": {"gpusPerNode": 2, "freeze": ["vision"]}},
+            0,
+            (14 * 80 + 40) // 2 + 60,
+            id="a trained projector",
+        ),
+        pytest.param(
+            {"data": IMAGES, "trainer": {"gpusPerNode": 2, "lora": {}}},
+            0,
+            2 * 100 // 2 + 60,
+            id="adapters",
+        ),
+        pytest.param(
+            {"data": IMAGES, "trainer": {"gpusPerNode": 1, "cpuOffload": "all"}},
+            12 * 70 + 60,
+            60,
+            id="in the host, and whole for a pass",
+        ),
+    ],
+)
+def test_a_tower_counts_as_it_is_used(groups: dict[str, Any], memory: int, gpu: int) -> None:
+    """Of 100 parameters 20 are in the tower and 10 in the projector."""
+    trainer = FSDP | {"gpusPerNode": 0} | groups.get("trainer", {})
+    on_gpu = {"gpusPerReplica": 1 if trainer["gpusPerNode"] else 0}
+    job = spec(**groups | {"trainer": trainer, "rollout": on_gpu})
+    least = needs(job, 100, {"vision": 20, "projector": 10})
+    assert (least.memory, least.trainer_gpu) == (memory, gpu)
+
+
+def test_the_parameters_of_tower_and_projector(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", "qwen3_vl")
+    counts = vision_parameters(model)
+    whole = AutoModelForImageTextToText.from_pretrained(model)
+    assert sum(counts.values()) == sum(p.numel() for p in whole.model.visual.parameters())
+    mergers = (whole.model.visual.merger, whole.model.visual.deepstack_merger_list)
+    assert counts["projector"] == sum(p.numel() for part in mergers for p in part.parameters())
+    assert vision_parameters(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

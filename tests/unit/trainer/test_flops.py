@@ -108,7 +108,9 @@ def test_operations_of_a_tower_are_those_that_torch_counts(
     assert flops is not None
     # Larger and smaller than a window of Qwen2.5-VL's tower, and no multiple of it.
     for rows, columns in ((2, 2), (5, 3)):
-        actual = counted_by_torch(model, config["vision_config"], rows, columns, train=bool(trained))
+        actual = counted_by_torch(
+            model, config["vision_config"], rows, columns, train=bool(trained)
+        )
         assert flops.training(rows, columns, trained) == actual
         assert trained or flops.forward(rows, columns) == actual
 
