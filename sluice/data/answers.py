@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sluice.api.groups.data import PromptSource
+from sluice.api.groups.data import ImageLimits, PromptSource
 from sluice.data import chat
+from sluice.data.answer_forms import usual_form
 from sluice.data.chat import PromptError
 from sluice.data.files import Row
 from sluice.data.messages import normalised, shown
@@ -36,7 +37,7 @@ from sluice.data.rows import (
 
 TOKEN_KEYS = ("tokens", "input_ids")
 # Columns of the prompt if the source sets no promptKey; the first that a row has is used.
-KEYS = (*TOKEN_KEYS, "messages", *PROMPT_KEYS)
+KEYS = (*TOKEN_KEYS, "messages", "conversations", *PROMPT_KEYS)
 TOKEN_MASK = "loss_mask"  # noqa: S105 - a mask of tokens, not a password
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _STAND_IN = "\u2042stand-in\u2042"
@@ -86,7 +87,12 @@ class Encoded:
     answer: str = ""
 
 
-def parse_answer(row: Row, source: PromptSource, vocabulary: int | None = None) -> AnsweredRow:
+def parse_answer(
+    row: Row,
+    source: PromptSource,
+    vocabulary: int | None = None,
+    images: ImageLimits | None = None,
+) -> AnsweredRow:
     """Read a row with a given answer.
 
     Parameters
@@ -97,6 +103,8 @@ def parse_answer(row: Row, source: PromptSource, vocabulary: int | None = None) 
         Names of its columns.
     vocabulary
         Number of tokens of the model's embedding, which bounds token ids; None if unknown.
+    images
+        `data.images`; None refuses rows with images.
 
     Raises
     ------
@@ -111,8 +119,14 @@ def parse_answer(row: Row, source: PromptSource, vocabulary: int | None = None) 
         )
     if _numbers(row[key]):
         tokens, mask = _tokens(row, key, MAX_VOCABULARY if vocabulary is None else vocabulary)
+        if row.get(source.images_key):
+            raise RowError(
+                f"{source.images_key}: a row of token ids cannot have images: give its "
+                "conversation instead, so that the model's chat template writes their places"
+            )
         return AnsweredRow("", None, {}, None, tokens=tokens, mask=mask)
-    plain = parse_row(row, source.model_copy(update={"prompt_key": key}))
+    row = usual_form(row, key, source)
+    plain = parse_row(row, source.model_copy(update={"prompt_key": key}), images)
     answers = (
         []
         if isinstance(plain.prompt, str)
@@ -128,7 +142,9 @@ def parse_answer(row: Row, source: PromptSource, vocabulary: int | None = None) 
         raise RowError(
             f"{source.label_key or 'label'}: expected the answer as a text, found {shown(answer)}"
         )
-    return AnsweredRow(plain.prompt, plain.label, plain.metadata, plain.tools, answer=answer)
+    return AnsweredRow(
+        plain.prompt, plain.label, plain.metadata, plain.tools, plain.images, answer=answer
+    )
 
 
 def _numbers(value: Any) -> bool:
@@ -198,6 +214,25 @@ def encode(
     spans_of = _marked if _MARKED.search(_template(tokenizer, row.tools)) else _rendered
     text, spans = spans_of(tokenizer, row.prompt, row.tools, arguments)
     return _by_spans(tokenizer, *ends.close(text, spans))
+
+
+def check_places(tokenizer: Any, encoded: Encoded, placeholder: int, images: int) -> None:
+    """Check that a row has a placeholder for each of its images, and that none is trained.
+
+    Raises PromptError.
+    """
+    places = [at for at, token in enumerate(encoded.tokens) if token == placeholder]
+    if len(places) != images:
+        name = tokenizer.convert_ids_to_tokens(placeholder)
+        raise PromptError(
+            f"the row has {len(places)} placeholders {name} for {images} images: expected a chat "
+            "template that writes one for each image, and none in texts"
+        )
+    if any(encoded.mask[at] for at in places):
+        raise PromptError(
+            "a trained answer has an image, which the model cannot generate: give its message "
+            "loss_mask: 0"
+        )
 
 
 def _template(tokenizer: Any, tools: list[dict[str, Any]] | None) -> str:

@@ -30,8 +30,10 @@ def reader_of(spec: RLJobSpec) -> RowReader:
     """
     if not spec.algorithm.offline:
         return prompt_reader(spec.data.images)
-    read = parse_pair if spec.algorithm.prefers else parse_answer
-    return partial(read, vocabulary=embedding_size(Path(spec.model.path)))
+    vocabulary = embedding_size(Path(spec.model.path))
+    if spec.algorithm.prefers:
+        return partial(parse_pair, vocabulary=vocabulary)
+    return partial(parse_answer, vocabulary=vocabulary, images=spec.data.images)
 
 
 def without_template(read: RowReader) -> RowReader:

@@ -108,6 +108,14 @@ class ImageProcessor:
             ) from error
         self.merge = int(self._processor.merge_size)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides on tokens and pixels: models with equal settings see the same images."""
+        names = ("image_processor_type", "processor_class")
+        values = self._processor.to_dict()
+        kept = {name: value for name, value in values.items() if name not in names}
+        return {"image_token_id": self.placeholder, **kept}
+
     def grid_of(self, width: int, height: int) -> tuple[int, int]:
         """Return the tokens of an image in height and in width.
 

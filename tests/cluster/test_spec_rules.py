@@ -42,6 +42,7 @@ WITHOUT_IMAGES: list[tuple[dict[str, Any], str]] = [
         "engines of a pool get no images",
     ),
     ({"reward": {"model": {"url": "http://judge"}}}, "a reward model gets no images"),
+    ({"algorithm": {"loss": {"type": "dpo"}}}, "pairs of answers cannot have images yet"),
     ({"debug": {"replay": "runs/rollouts"}}, "dumped rollouts name their images"),
     (
         {
@@ -58,11 +59,6 @@ WITHOUT_IMAGES: list[tuple[dict[str, Any], str]] = [
     (
         {"trainer": {"steps": 1, **FSDP_LORA, "freeze": []}},
         "adapters are added to the language model",
-    ),
-    ({"algorithm": {"loss": {"type": "sft"}}}, "given answers cannot have images yet"),
-    (
-        {"algorithm": {"distillation": {"teacher": {"path": "t"}}}},
-        "a teacher in the trainer gets no images yet",
     ),
 ]
 NONSENSE: list[tuple[dict[str, Any], str]] = [

@@ -184,8 +184,9 @@ def inspect(
             raise ConfigurationError(
                 "--truncation needs --sft or --pairs: only given answers are cut"
             )
-        answered = parse_pair if pairs else parse_answer if sft else None
         shorten, limits = _shortening(max_prompt_tokens, truncation), ImageLimits()
+        with_images = partial(parse_answer, images=limits)
+        answered = parse_pair if pairs else with_images if sft else None
         render, length = answers_of(model, chat, shorten) if answered else lengths_of(model, chat)
         # A text with images is a message, so it is always rendered.
         rendered = columns.source(source).model_copy(update={"apply_chat_template": True})
@@ -195,7 +196,7 @@ def inspect(
             length,
             max_prompt_tokens,
             answered or prompt_reader(limits),
-            None if answered else ImageReader(limits, decode, added_of(model)),
+            None if pairs else ImageReader(limits, decode, added_of(model)),
         )
         if not inspection.rows:
             raise ConfigurationError(f"{source}: no rows")

@@ -12,7 +12,7 @@ from typing import Any
 from sluice.api import Reward, RLJob, RLJobSpec
 from sluice.api.groups.data import ImageLimits, PromptSource, parse_path
 from sluice.data import chat
-from sluice.data.answers import encode
+from sluice.data.answers import check_places, encode
 from sluice.data.chat import PromptError
 from sluice.data.checking import reader_of
 from sluice.data.files import Row, read_source
@@ -163,7 +163,13 @@ def _render_prompts(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple
         try:
             parsed = read(row, source)
             sizes = _image_sizes(parsed, directory, spec.data.images)
-            text, tokens = _model_input(tokenizer, Path(spec.model.path), source, parsed)
+            text, tokens = _model_input(
+                tokenizer,
+                Path(spec.model.path),
+                source,
+                parsed,
+                processor and processor.placeholder,
+            )
             check_ids(tokenizer, tokens, embedding)
             added = processor.added(sizes) if processor else 0
         except (PromptError, RowError, ImageError, ValueError) as error:
@@ -186,11 +192,11 @@ def _image_sizes(
 
 
 def _model_input(
-    tokenizer: Any, model: Path, source: PromptSource, row: PromptRow
+    tokenizer: Any, model: Path, source: PromptSource, row: PromptRow, placeholder: int | None
 ) -> tuple[str, list[int]]:
     """Return the text and the token ids of a prompt, and of its given answer if it has one.
 
-    Of two answers it is the longer one.
+    Of two answers it is the longer one. placeholder: token of an image, if rows may have images.
     """
     arguments = source.chat_template_args
     if answers := named_answers(row):
@@ -201,10 +207,13 @@ def _model_input(
                 chat_text=source.apply_chat_template,
                 arguments=arguments,
                 stops=chat.stop_tokens(tokenizer, model),
-            ).tokens
+            )
             for _, answer in answers
         ]
-        longest = max(encoded, key=len)
+        if placeholder is not None:
+            for answer in encoded:
+                check_places(tokenizer, answer, placeholder, len(row.images))
+        longest = max((answer.tokens for answer in encoded), key=len)
         return tokenizer.decode(longest), longest
     text = chat.render(
         tokenizer,

@@ -94,7 +94,7 @@ def import_slime(script: Script, source: str) -> Draft:
     keys = settings.take("--multimodal-keys")
     SLIME.translate(draft, settings)
     _defaults(draft)
-    _images(draft, keys, sft=sft)
+    _images(draft, keys)
     _batches(draft, settings)
     drop_unused_clip(draft)
     drop_needless_replay(draft)
@@ -235,7 +235,7 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
         draft.set("evaluation.beforeTrain", False, "--skip-eval-before-train")
 
 
-def _images(draft: Draft, keys: Setting | None, *, sft: bool) -> None:
+def _images(draft: Draft, keys: Setting | None) -> None:
     """Set data.images from --multimodal-keys, a JSON object of columns by medium."""
     if keys is None:
         return
@@ -248,10 +248,7 @@ def _images(draft: Draft, keys: Setting | None, *, sft: bool) -> None:
         return
     if columns:
         draft.note("not translated", keys.shown, OTHER_MEDIA, keys.line)
-    if column and sft:
-        why = "rows with given answers cannot have images yet"
-        draft.note("not translated", keys.shown, why, keys.line)
-    elif column:
+    if column:
         set_images(draft, keys, column=str(column))
 
 

@@ -105,13 +105,6 @@ def check_media_and_agents(draft: Draft, settings: Settings) -> None:
     _agents(draft, settings)
 
 
-def report_answers_with_images(draft: Draft, settings: Settings) -> None:
-    """Report that rows with given answers cannot have images."""
-    if reason := image_setting(settings):
-        why = "rows with given answers cannot have images yet"
-        draft.note("not translated", reason.shown, why, reason.line)
-
-
 def with_image_engine(draft: Draft, settings: Settings) -> Settings:
     """Return settings with the engine that takes images, if rows have some."""
     name = f"{_ROLLOUT}.name"

@@ -35,7 +35,6 @@ from sluice_migrate.verl.data import (
     check_media_and_agents,
     columns_of,
     images,
-    report_answers_with_images,
     set_prompts,
     train_files,
     with_image_engine,
@@ -120,9 +119,10 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     draft = Draft(job_name(_name(settings, source)))
     check_media_and_agents(draft, settings)
     if is_sft(settings, entry):
-        report_answers_with_images(draft, settings)
-        settings.used |= {"--config-name", "--config-path", "-cn", "-cp"}
-        return import_sft(draft, settings, train_files(draft, settings))
+        settings.used |= {"--config-name", "--config-path", "-cn", "-cp", *_OF_IMAGES}
+        import_sft(draft, settings, train_files(draft, settings))
+        images(draft, settings)
+        return draft
     _config(draft, settings)
     # Configuration files list the options of multi-turn rollouts even if they are off.
     turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")

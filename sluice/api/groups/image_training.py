@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.api.groups.offline import IS_OFFLINE
+from sluice.api.groups.losses import PREFERENCE_LOSSES
 from sluice.api.schema.rules import field, requires
 
 _IMAGES = field("data.images").is_set
@@ -37,15 +37,9 @@ IMAGE_TRAINING = (
     ),
     requires(
         _IMAGES,
-        ~IS_OFFLINE,
-        "given answers cannot have images yet: with data.images leave this algorithm.loss.type out",
+        ~field("algorithm.loss.type").is_in(PREFERENCE_LOSSES),
+        "pairs of answers cannot have images yet: with data.images leave this algorithm.loss.type "
+        "out",
         "data.images",
-    ),
-    requires(
-        _IMAGES,
-        ~field("algorithm.distillation.teacher.path").is_set,
-        "a teacher in the trainer gets no images yet: with data.images leave "
-        "algorithm.distillation.teacher.path out",
-        "algorithm.distillation",
     ),
 )

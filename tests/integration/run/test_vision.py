@@ -91,3 +91,33 @@ def test_an_adapter_trains_with_images_and_is_sent_alone(
     trained = load_file(adapter)
     assert not [name for name in trained if ".visual." in name]
     assert max(float(t.abs().max()) for name, t in trained.items() if ".lora_B." in name) > 0
+
+
+def test_given_answers_are_learned_from_images_without_engines(
+    example: Path, tmp_path: Path
+) -> None:
+    run = Laptop(
+        example,
+        tmp_path / "run",
+        "algorithm={loss: {type: sft}}",
+        "reward=null",
+        "rollout={batchSize: 16}",
+        "evaluation=null",
+        "trainer.steps=6",
+        "trainer.freeze=[]",
+        "checkpoint.everySteps=2",
+    )
+    run.start()
+    run.until_step(3)
+    run.kill("trainer")
+    assert run.wait(280) == 0, run.text()[-3000:]
+    summary, records = run.summary(), run.steps()
+    assert summary["state"] == "Succeeded", run.text()[-2000:]
+    assert summary["groups_lost"] == summary["groups_failed"] == 0
+    assert not list((run.directory / "logs").glob("*rollout*")), "nothing is generated"
+    losses = values(records.values(), "train/loss")
+    assert losses[-1] < 0.8 * losses[0]
+    # Each row has its image, and the tower sees each in training and not before.
+    assert values(records.values(), "rollout/images") == [16.0] * 6
+    assert all(0 < share < 1 for share in values(records.values(), "perf/tower_time_ratio"))
+    assert list((run.directory / "samples/images").glob("*.jpg"))

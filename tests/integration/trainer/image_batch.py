@@ -119,6 +119,52 @@ def hf_log_probs(model: Any, sequence: TrainSequence) -> torch.Tensor:
     return chosen[-sequence.response_length :]
 
 
+def hf_answer_loss(directory: Path, text: str, images: Sequence[Image], answers: str) -> float:
+    """Return transformers' loss of a conversation, as its processor of Qwen's models writes it.
+
+    Parameters
+    ----------
+    directory
+        The model.
+    text
+        The rendered conversation, with one placeholder for each image.
+    images
+        Its images.
+    answers
+        The part of the text that is trained, which occurs once.
+
+    """
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    placeholder = "<|image_pad|>"
+    before, trained, after = text.partition(answers)
+    assert trained
+    more: dict[str, Any] = {}
+    if images:
+        pixels = ImageProcessor(directory).pixels(images)
+        counts = iter(pixels.grids.prod(1) // 4)
+        head, *tails = before.split(placeholder)
+        before = head + "".join(placeholder * next(counts) + tail for tail in tails)
+        more = {
+            "pixel_values": torch.from_numpy(pixels.values),
+            "image_grid_thw": torch.from_numpy(pixels.grids),
+        }
+    parts = [
+        torch.tensor(tokenizer.encode(part), dtype=torch.int64) for part in (before, trained, after)
+    ]
+    tokens = torch.cat(parts)
+    labels = torch.full_like(tokens, -100)
+    start = len(parts[0])
+    labels[start : start + len(parts[1])] = parts[1]
+    of_image = (tokens == tokenizer.convert_tokens_to_ids(placeholder)).int()
+    with torch.no_grad():
+        output = hf_model(directory)(
+            input_ids=tokens[None], labels=labels[None], mm_token_type_ids=of_image[None], **more
+        )
+    return float(output.loss)
+
+
 def plain_loss(model: Any, shard: Sequence[TrainSequence]) -> torch.Tensor:
     """Return the on-policy GRPO loss, one unpacked sequence at a time."""
     total = torch.zeros(())

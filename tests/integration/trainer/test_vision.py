@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sluice.api.groups.data import PromptSource
+from sluice.data import chat
+from sluice.data.checking import reader_of
+from sluice.images.processor import ImageProcessor
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.wire import codec
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_buffer.sources.answers import Answers
+from sluice_buffer.sources.prompts import Prompts
+from sluice_trainer.batch.images import ImageExpansion
+from sluice_trainer.batch.preparation import learn
 from sluice_trainer.fsdp import loading
 from sluice_trainer.fsdp.attention import PACKED_ATTENTION
 from sluice_trainer.fsdp.conversion import dist_to_hf
@@ -217,6 +229,55 @@ def test_two_ranks_learn_the_same_as_one(model: Path, tmp_path: Path, job: str) 
         assert torch.equal(tensor, source[name]) == (in_tower and job != "trained"), name
 
 
+QUESTION, ANSWER = "<image>What is it?", "a cat"
+ANSWERED: dict[str, dict[str, Any]] = {
+    "one": {"messages": [{"role": "user", "content": QUESTION}], "images": ["0.png"]},
+    "two": {"messages": [{"role": "user", "content": 2 * QUESTION}], "images": ["1.png", "0.png"]},
+    "none": {"messages": [{"role": "user", "content": "What is a cat?"}]},
+}
+
+
+@pytest.mark.parametrize("row", ANSWERED.values(), ids=ANSWERED)
+def test_the_loss_of_given_answers_is_that_of_transformers(
+    model: Path, tmp_path: Path, row: dict[str, Any]
+) -> None:
+    files = {"0.png": picture(64, 64, 1), "1.png": picture(100, 40, 2)}
+    for name, image in files.items():
+        (tmp_path / name).write_bytes(image.data)
+    messages = [*row["messages"], {"role": "assistant", "content": ANSWER}]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row | {"messages": messages}) + "\n")
+    spec = image_batch.spec(
+        model,
+        algorithm={"loss": {"type": "sft"}},
+        reward=None,
+        rollout={"batchSize": 1},
+        trainer={"stepsPerBatch": 1},
+    )
+    data = spec.data.model_copy(update={"prompts": [PromptSource(path=str(rows))]})
+    spec = spec.model_copy(update={"data": data})
+    source = Answers.load(spec, Prompts(data, None, tmp_path, reader_of(spec)))
+    prepared = source._prepared(0)
+    source.close()
+    group = codec.group_from_message(prepared.group)
+    (sample,) = group.samples
+    images = {image.digest: image for image in prepared.prompt.images.values()}
+    assert sample.images == [files[name].digest for name in row.get("images", [])]
+
+    policy = ShardedPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    expansion = ImageExpansion(ImageProcessor(model), lambda names: [images[n] for n in names])
+    batch = [pb.Sequence(group_id=0, trainable_tokens=sample.trainable_tokens)]
+    metrics = expansion.before(partial(learn, policy, None))(batch, [group])
+
+    text = chat.render(
+        source.tokenizer, source.prompts.training(0)[1].prompt, chat=True, opened=False
+    )
+    expected = image_batch.hf_answer_loss(
+        model, text, [images[name] for name in sample.images], f"{ANSWER}<|im_end|>"
+    )
+    assert metrics["train/loss"] == pytest.approx(expected, abs=1e-5, rel=1e-5)
+
+
 def test_a_checkpoint_restores_and_converts(model: Path, batch: Batch, tmp_path: Path) -> None:
     shard = batch.sequences()
     policy = policy_of(model, trainer={"freeze": []})
@@ -264,6 +325,50 @@ def test_an_adapter_is_added_to_the_language_model_alone(
     adapted = {name for name, _ in with_peft.named_parameters() if ".lora_" in name}
     assert adapted
     assert not [name for name in adapted if ".visual." in name]
+
+
+def other_weights(model: Path, directory: Path) -> Path:
+    """Return a copy of a model with other weights."""
+    shutil.copytree(model, directory)
+    tensors = load_file(model / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    changed = {
+        name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in tensors.items()
+    }
+    save_file(changed, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["sampled tokens", "all logits"])
+def test_a_teacher_sees_the_images(
+    model: Path, batch: Batch, tmp_path: Path, *, whole: bool
+) -> None:
+    teacher = other_weights(model, tmp_path / "teacher")
+    distillation = {
+        "teacher": {"path": str(teacher)},
+        **({"divergence": "reverse_kl"} if whole else {}),
+    }
+    policy = policy_of(model, algorithm={"distillation": distillation})
+    assert policy._teacher is not None
+    shard = batch.sequences()
+    reference = image_batch.hf_model(teacher)
+    with torch.no_grad():
+        expected = [image_batch.hf_log_probs(reference, sequence) for sequence in shard]
+    for actual, wanted in zip(policy._teacher.log_probs(shard), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-6)
+    metrics = policy.train([shard], [tiny.totals(shard)])
+    assert metrics["train/opd_reverse_kl"] != 0
+
+
+def test_a_teacher_that_sees_other_pixels_is_refused(model: Path, tmp_path: Path) -> None:
+    teacher = other_weights(model, tmp_path / "teacher")
+    file = teacher / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    settings["size"]["longest_edge"] //= 2
+    file.write_text(json.dumps(settings))
+    with pytest.raises(ConfigurationError, match=r"teacher.path: images of .* differ in size from"):
+        policy_of(model, algorithm={"distillation": {"teacher": {"path": str(teacher)}}})
 
 
 def test_a_critic_sees_the_images(model: Path, batch: Batch) -> None:

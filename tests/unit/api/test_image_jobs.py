@@ -64,19 +64,14 @@ def test_a_job_with_images_needs_one_field() -> None:
             {"trainer": {"lora": LORA, "freeze": []}}, "leave freeze or lora out", id="both"
         ),
         pytest.param(
+            {"algorithm": {"loss": {"type": "dpo"}}, "reward": None},
+            "pairs of answers cannot have images yet",
+            id="pairs of answers",
+        ),
+        pytest.param(
             {"data": {"images": None}, "trainer": {"freeze": ["vision"]}},
             "set data.images, or leave it out",
             id="parts of a language model",
-        ),
-        pytest.param(
-            {"algorithm": {"distillation": {"teacher": {"path": "teacher"}}}},
-            "a teacher in the trainer gets no images yet",
-            id="a teacher",
-        ),
-        pytest.param(
-            {"algorithm": {"loss": {"type": "sft"}}, "reward": None},
-            "given answers cannot have images yet",
-            id="given answers",
         ),
     ],
 )

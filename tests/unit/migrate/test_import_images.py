@@ -95,9 +95,19 @@ def test_other_media_are_reported(key: str) -> None:
     assert "images" not in spec["data"]
 
 
-def test_given_answers_with_images_are_reported() -> None:
-    words = "python -m verl.trainer.sft_trainer data.train_files=/d/a model.path=/m/x-vl-2b"
-    assert "rows with given answers cannot have images yet" in unwrapped(run("verl", words))
+def test_given_answers_may_have_images() -> None:
+    words = (
+        "python -m verl.trainer.sft_trainer data.train_files=/d/a model.path=/m/x-vl-2b "
+        "data.image_key=pictures"
+    )
+    result = run("verl", words)
+    spec = spec_of(result)
+    RLJob.model_validate(YAML(typ="safe").load(result.stdout))
+    assert spec["algorithm"]["loss"]["type"] == "sft"
+    assert spec["data"]["images"] == {}
+    assert spec["data"]["prompts"][0]["imagesKey"] == "pictures"
+    assert (spec["trainer"]["backend"], spec["trainer"]["freeze"]) == ("fsdp", [])
+    assert "data.image_key" not in unwrapped(result)
 
 
 SLIME = "--label-key label --apply-chat-template --actor-num-nodes 1 --actor-num-gpus-per-node 4"

@@ -130,7 +130,9 @@ def counted_by_torch(
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("config", [DENSE, {"vision_config": {"hidden_size": 8}}])
+@pytest.mark.parametrize(
+    "config", [DENSE, {"vision_config": {"hidden_size": 8}}], ids=["no tower", "another one"]
+)
 def test_operations_of_other_towers_are_not_guessed(config: dict[str, object]) -> None:
     assert tower_flops(config) is None
 

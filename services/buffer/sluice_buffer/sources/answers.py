@@ -3,11 +3,12 @@
 An answer is a sample; the two of a preference are the sequences of one sample, so they stay
 together in an optimizer step and on a rank. They pass through the same transitions as groups of
 workers. Rows are encoded on a separate thread, those of the next batch while the present one is
-trained.
+trained. Their images are read there, too, and stored with the samples.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,16 +24,19 @@ from sluice.data import answers, chat
 from sluice.data.answers import Encoded
 from sluice.data.chat import PromptError
 from sluice.data.preferences import named_answers
-from sluice.data.rows import PromptRow
+from sluice.data.rows import PromptRow, RowError
 from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
+from sluice.images.image import Image
+from sluice.images.processor import ImageProcessor
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import PROMPT_TOO_LONG, Sample, SampleStatus, TokenSequence
 from sluice.telemetry import logs
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.group import GroupKey, lease_id
+from sluice_buffer.group import TRAINING, GroupKey, lease_id
 from sluice_buffer.rules.admission import AdmissionPolicy
-from sluice_buffer.sources.prompts import Prompts
+from sluice_buffer.sources.prompts import Prompts, PromptWithImages, RowUnavailableError
+from sluice_buffer.state.images import GroupImages
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import StorageFullError
 from sluice_buffer.transitions.leases import Leases
@@ -45,6 +49,26 @@ NOTHING_TRAINED = "nothing_trained"
 TRIED_ROWS = 8
 # Rows left out that the log names for each source. All are counted.
 SHOWN = 10
+# Bytes of images that are in memory: of rows that are prepared, and of those that a transition
+# stores. Further rows are prepared when they are needed, and stored by further transitions.
+AHEAD_BYTES = 256 << 20
+# How often, and after which pauses in seconds, images are read whose storage fails.
+TRIES, PAUSE_SECONDS = 5, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A row as a group of one sample.
+
+    `prompt` has the images that are stored with it.
+    """
+
+    group: pb.SampleGroup
+    prompt: PromptWithImages
+
+    @property
+    def image_bytes(self) -> int:
+        return sum(len(image.data) for image in self.prompt.images.values())
 
 
 @dataclass(slots=True)
@@ -61,6 +85,8 @@ class Answers:
         Tokens of the model's embedding; None if not known.
     stops
         Texts of the tokens at which an engine ends a turn.
+    processor
+        Image processor of the model; None if rows have no images.
     left_out
         Rows left out since one was trained.
 
@@ -72,13 +98,16 @@ class Answers:
     truncation: Literal["left", "right"] | None = None
     embedding: int | None = None
     stops: Sequence[str] = ()
+    processor: ImageProcessor | None = None
     evaluates = True
     refused: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
     _thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="encode")
     )
-    _soon: dict[int, Future[pb.SampleGroup]] = field(default_factory=dict)
+    # None: not prepared ahead, because others have enough images already.
+    _soon: dict[int, Future[Prepared | None]] = field(default_factory=dict)
+    _closing: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
     def load(cls, spec: RLJobSpec, prompts: Prompts) -> Answers:
@@ -101,8 +130,15 @@ class Answers:
         embedding = embedding_size(directory)
         if warning := surplus(tokenizer_size(tokenizer), embedding):
             logs.get().warning(f"spec.model.path: {directory}: {warning}")
-        stops = chat.stop_tokens(tokenizer, directory)
-        answers = cls(prompts, tokenizer, longest, spec.data.truncation, embedding, stops)
+        answers = cls(
+            prompts,
+            tokenizer,
+            longest,
+            spec.data.truncation,
+            embedding,
+            chat.stop_tokens(tokenizer, directory),
+            ImageProcessor(directory) if spec.data.images else None,
+        )
         answers.check()
         return answers
 
@@ -152,9 +188,12 @@ class Answers:
             keys = leases.fill(lacking, step - 1)
             if not keys:
                 return
+            stored = 0
             for position, key in enumerate(keys):
                 try:
-                    self._hand_in(key, memory, submits, free_bytes())
+                    if stored > AHEAD_BYTES:
+                        raise StorageFullError("the next transition stores it")
+                    stored += self._hand_in(key, memory, submits, free_bytes())
                 except StorageFullError:
                     for later in keys[position:]:
                         leases.release(
@@ -163,13 +202,24 @@ class Answers:
                     return
         self.prepare(memory, leases.policy)
 
-    def _hand_in(self, key: GroupKey, memory: Memory, submits: Submits, free_bytes: int) -> None:
+    def _hand_in(self, key: GroupKey, memory: Memory, submits: Submits, free_bytes: int) -> int:
+        """Submit a row with its images, whose bytes are returned. Raises StorageFullError."""
         self._begin(key.group_id)
-        message = self._soon[key.group_id].result()
+        prepared = self._soon[key.group_id].result()
+        if prepared is None:
+            self._soon[key.group_id] = self._thread.submit(self._prepared, key.group_id)
+            prepared = self._soon[key.group_id].result()
+        assert prepared
+        message = prepared.group
+        free_bytes -= _attach(key, prepared, memory, free_bytes)
         message.prompt.lease_id = lease_id(key, 0, memory.groups[key.group_id].lease_attempt)
         answer = submits.submit(message.SerializeToString(), free_bytes)
         del self._soon[key.group_id]
-        if answer.outcome is SubmitOutcome.STORED:
+        self._count(answer.outcome, message)
+        return prepared.image_bytes
+
+    def _count(self, outcome: SubmitOutcome, message: pb.SampleGroup) -> None:
+        if outcome is SubmitOutcome.STORED:
             self.left_out = 0
             return
         self.left_out += 1
@@ -183,30 +233,60 @@ class Answers:
             )
 
     def close(self) -> None:
+        self._closing.set()
         self._thread.shutdown(cancel_futures=True)
 
     # -- on the encoding thread, the only one that reads files of training rows
 
     def _begin(self, group_id: int) -> None:
         if group_id not in self._soon:
-            self._soon[group_id] = self._thread.submit(self._group, group_id)
+            self._soon[group_id] = self._thread.submit(self._ahead, group_id)
 
-    def _group(self, group_id: int) -> pb.SampleGroup:
-        prompt, row, source = self.prompts.training(group_id)
-        return pb.SampleGroup(
-            prompt=prompt, samples=[codec.sample_to_message(self._sample(row, source, prompt.row))]
+    def _ahead(self, group_id: int) -> Prepared | None:
+        """Prepare a row, unless those that are prepared already have enough images."""
+        done = [future.result() for future in list(self._soon.values()) if future.done()]
+        if sum(prepared.image_bytes for prepared in done if prepared) > AHEAD_BYTES:
+            return None
+        return self._prepared(group_id)
+
+    def _prepared(self, group_id: int) -> Prepared:
+        try:
+            prompt, row, source = self._read(group_id)
+        except RowError as error:  # an image of it
+            message = self.prompts.message(GroupKey(TRAINING, group_id))
+            prompt, sample = PromptWithImages(message, {}), _refused(str(error))
+        else:
+            images = [prompt.images[bytes.fromhex(name)] for name in prompt.message.images]
+            sample = self._sample(row, source, prompt.message.row, images)
+        return Prepared(
+            pb.SampleGroup(prompt=prompt.message, samples=[codec.sample_to_message(sample)]), prompt
         )
 
-    def _sample(self, row: Any, source: PromptSource, number: int) -> Sample:
+    def _read(self, group_id: int) -> tuple[PromptWithImages, Any, PromptSource]:
+        """Read a row with its images, again after a while if their storage fails."""
+        for _ in range(TRIES - 1):
+            try:
+                return self.prompts.training(group_id)
+            except RowUnavailableError as error:
+                logs.get().warning("images cannot be read", error=str(error))
+                if self._closing.wait(PAUSE_SECONDS):
+                    break
+        return self.prompts.training(group_id)
+
+    def _sample(
+        self, row: Any, source: PromptSource, number: int, images: Sequence[Image]
+    ) -> Sample:
         """Return the row as a sample, or a failed sample with the reason if it is not trained."""
         where = _where(source, number)
         try:
             encoded = self._encode(row, source)
+            added = self._added(images)
         except PromptError as error:
             return _refused(f"{where}: {error}")
-        if self.truncation:
+        # A cut might leave a part of an image.
+        if self.truncation and not images:
             encoded = [answers.cut(answer, self.longest, self.truncation) for answer in encoded]
-        size = max(len(answer.tokens) for answer in encoded)
+        size = max(len(answer.tokens) for answer in encoded) + added
         if size > self.longest:
             why = (
                 f"{size} tokens, at most {self.longest} fit (data.maxPromptTokens, or the model's "
@@ -215,7 +295,9 @@ class Answers:
             return _refused(f"{where}: {why}", PROMPT_TOO_LONG)
         if not all(any(answer.mask) for answer in encoded):
             return _refused(f"{where}: no token of it is trained", NOTHING_TRAINED)
-        return sample_of(*encoded)
+        sample = sample_of(*encoded)
+        sample.images, sample.image_tokens = [image.digest for image in images], added
+        return sample
 
     def _encode(self, row: PromptRow, source: PromptSource) -> list[Encoded]:
         """Encode the answers of a row; a preference has two. Raises PromptError."""
@@ -230,10 +312,39 @@ class Answers:
                     stops=self.stops,
                 )
                 check_ids(self.tokenizer, encoded.tokens, self.embedding)
+                if self.processor:
+                    placeholder = self.processor.placeholder
+                    answers.check_places(self.tokenizer, encoded, placeholder, len(row.images))
             except PromptError as error:
                 raise PromptError(f"{name}: {error}" if name else str(error)) from error
             result.append(encoded)
         return result
+
+    def _added(self, images: Sequence[Image]) -> int:
+        """Return the tokens that images add. Raises PromptError if the model refuses one."""
+        if self.processor is None or not images:
+            return 0
+        try:
+            return self.processor.added([(image.width, image.height) for image in images])
+        except ValueError as error:
+            raise PromptError(str(error)) from error
+
+
+def _attach(key: GroupKey, prepared: Prepared, memory: Memory, free_bytes: int) -> int:
+    """Store the images of a row that is trained, and return the bytes that they take.
+
+    Raises StorageFullError.
+    """
+    prompt = prepared.prompt
+    if not prompt.images or prepared.group.samples[0].status == pb.SAMPLE_STATUS_FAILED:
+        return 0
+    space = memory.images.space(prompt.images)
+    if space > free_bytes:
+        raise StorageFullError(f"no room for the images of group {key.group_id}")
+    digests = tuple(map(bytes.fromhex, prompt.message.images))
+    memory.images.attach(memory.batch, key, GroupImages(prompt.hash, digests), prompt.images)
+    memory.changed = True
+    return space
 
 
 def sample_of(encoded: Encoded, *others: Encoded) -> Sample:

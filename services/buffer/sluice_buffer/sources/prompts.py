@@ -173,9 +173,17 @@ class Prompts:
             Digests of the images if they are stored already: they are not read again.
 
         """
-        located, limits = self._locate(key), self._limits
-        row = located.parsed()
-        images: list[Image] = []
+        located = self._locate(key)
+        return self._with_images(key, located, located.parsed(), digests)
+
+    def _with_images(
+        self,
+        key: GroupKey,
+        located: _LocatedRow,
+        row: PromptRow,
+        digests: Sequence[str] | None = None,
+    ) -> PromptWithImages:
+        limits, images = self._limits, list[Image]()
         if digests is None:
             images = located.each_image(row, lambda raw, at: read_image(raw, at, limits))
             digests = [image.digest for image in images]
@@ -247,12 +255,17 @@ class Prompts:
         # After a restart of the buffer it is read again.
         return _hash(echo) == (_hash(self.message(key)) if leased is None else leased)
 
-    def training(self, group_id: int) -> tuple[pb.Prompt, PromptRow, PromptSource]:
-        """Return a training prompt as its message, its row and its source."""
+    def training(self, group_id: int) -> tuple[PromptWithImages, PromptRow, PromptSource]:
+        """Return a training prompt with its images, its row and its source.
+
+        Raises RowError if an image cannot be used.
+        """
         key = GroupKey(TRAINING, group_id)
         located = self._locate(key)
         row = located.parsed()
-        return self._message(key, located, row), row, located.source
+        if row.images:
+            return self._with_images(key, located, row), row, located.source
+        return PromptWithImages(self._message(key, located, row), {}), row, located.source
 
     def place(self, key: GroupKey) -> tuple[str, int]:
         """Return (source, row) of a group's prompt."""

@@ -20,7 +20,12 @@ from sluice_trainer.fsdp.lora import without_adapter
 from sluice_trainer.fsdp.net import Net, forward, forward_hidden
 from sluice_trainer.fsdp.row_share import RowShare
 from sluice_trainer.fsdp.sharding import build, reshard
-from sluice_trainer.policy.teacher import check_vocabulary, reference_weights, teacher_directory
+from sluice_trainer.policy.teacher import (
+    check_images,
+    check_vocabulary,
+    reference_weights,
+    teacher_directory,
+)
 from sluice_trainer.step.divergence import TeacherDivergence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
@@ -105,13 +110,15 @@ def teacher(
     Raises
     ------
     ConfigurationError
-        If its vocabulary is not the student's.
+        If its vocabulary, or with images its image processor, is not the student's.
 
     """
     directory = teacher_directory(spec)
     if directory is None:
         return None
     recipe = replace(policy, directory=directory, drawn=False)
+    if policy.vision is not None:
+        check_images(policy.directory, directory)
     student_words, teacher_words = _words(policy.config()), _words(recipe.config())
     check_vocabulary(
         spec, policy.directory, directory, student=student_words, teacher=teacher_words

@@ -92,7 +92,6 @@ class Tower:
         deep = getattr(output, "deepstack_features", None) or []
         return [torch.cat(output.pooler_output), *deep]
 
-
     def _operations(self, image: BatchImage) -> float:
         """Return the operations of a pass over an image that count.
 

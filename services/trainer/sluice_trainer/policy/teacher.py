@@ -11,6 +11,7 @@ from torch import Tensor
 from sluice.api import RLJobSpec
 from sluice.api.groups.distillation import Distillation
 from sluice.data.vocabulary import check_teacher
+from sluice.images.processor import ImageProcessor
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.step.divergence import TeacherDivergence
@@ -93,3 +94,25 @@ def check_vocabulary(
         check_teacher(model_dir, directory, trust_remote_code=spec.model.trust_remote_code)
     except ConfigurationError as error:
         raise ConfigurationError(f"{TEACHER}: {error}") from error
+
+
+def check_images(model_dir: Path, directory: Path) -> None:
+    """Check that the teacher sees images as the student does: they are processed once for both.
+
+    Raises
+    ------
+    ConfigurationError
+        The settings of their image processors differ.
+
+    """
+    try:
+        student, teacher = (ImageProcessor(path).settings for path in (model_dir, directory))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{TEACHER}: {error}") from error
+    names = sorted(student.keys() | teacher.keys())
+    differing = [name for name in names if student.get(name) != teacher.get(name)]
+    if differing:
+        raise ConfigurationError(
+            f"{TEACHER}: images of {directory} differ in {', '.join(differing)} from those of "
+            f"{model_dir}: choose a teacher of the student's family"
+        )
