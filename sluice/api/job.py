@@ -373,6 +373,11 @@ class RLJobSpec(Model):
         return self.rollout.pool is not None
 
     @property
+    def computes_versions(self) -> bool:
+        """True if SGLang's kernels compute the adapters of several weight versions in a batch."""
+        return self.weight_sync.pause_mode == "versions" and self.rollout.engine == "sglang"
+
+    @property
     def adapter_problem(self) -> str:
         """Why engines would refuse the layers of an adapter that they get alone; empty if none.
 
@@ -381,8 +386,7 @@ class RLJobSpec(Model):
         lora = self.trainer.lora
         refused = (
             self.weight_sync.lora == "adapter"
-            and self.weight_sync.pause_mode == "versions"
-            and self.rollout.engine == "sglang"
+            and self.computes_versions
             and lora is not None
             and not lora.attention_is_whole
         )

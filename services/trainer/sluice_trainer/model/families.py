@@ -52,12 +52,12 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
 def _check_adapted_layers(spec: RLJobSpec, path: Path) -> None:
     """Check that an engine that holds several versions of an adapter can compute its layers."""
     lora = spec.trainer.lora
-    if lora is None or spec.weight_sync.pause_mode != "versions" or not path.is_file():
+    if lora is None or not spec.computes_versions or not path.is_file():
         return
     kind = str(json.loads(path.read_text()).get("model_type", ""))
     for family, layers in _WITHOUT_VERSIONS.items():
         left = [name for name in layers if lora.adapts(name)]
-        if kind.startswith(family) and spec.rollout.engine == "sglang" and left:
+        if kind.startswith(family) and left:
             raise UnsupportedModelError(
                 f"with weightSync.pauseMode: versions SGLang computes no adapters of "
                 f"{', '.join(left)} in a model of type {kind}: add them to "
