@@ -12,6 +12,10 @@ the namespace has a LocalQueue `default` (or with manageJobsWithoutQueueName) a 
 Workload of its own, which ends with it; else such a pod does not queue.
 (pkg/controller/jobs/pod/pod_controller.go and pod_webhook.go.)
 
+A StatefulSet with the label of a queue: a webhook makes its pods one group, and refuses a change of
+the number of pods other than to and from 0, as Kueue did in August 2026.
+(pkg/controller/jobs/statefulset/statefulset_webhook.go.)
+
 Volcano: nothing is reserved. Pods that run use quota; those of a group that wait get theirs all at
 once, or not at all, and only where the group has minMember.
 """
@@ -19,13 +23,22 @@ once, or not at all, and only where the group has minMember.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
+import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+from aiohttp import web
+
+from sluice.runtime.pod_env import free_port
 from sluice_operator.cluster import errors
+from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.paths import path
+from sluice_operator.plan.facts import names
 from tests.cluster.world import Object, World, now
 
 KUEUE, VOLCANO = "kueue.x-k8s.io", "scheduling.volcano.sh"
@@ -44,6 +57,86 @@ BY_DEFAULT_QUEUE = {
     "template": _MANAGED | {"metadata": {"finalizers": [FINALIZER], "labels": {QUEUE: "default"}}},
 }
 ENDED_BY_SIGTERM = 143
+
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+@asynccontextmanager
+async def stateful_set_webhook(world: World, directory: Path) -> AsyncIterator[None]:
+    """Let the API server ask about the StatefulSets of the namespace as Kueue's webhooks answer."""
+    files = JobKeys(b"k" * 32).certificates("webhook", "localhost")
+    for name, content in files.items():
+        (directory / name).write_text(content)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(directory / names.TLS_CERTIFICATE, directory / names.TLS_KEY)
+    app, port = web.Application(), free_port()
+    app.router.add_post("/", _review)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "localhost", port, ssl_context=context).start()
+    name = f"kueue-{world.namespace}"
+    rule = {"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["statefulsets"]}
+    webhook = {
+        "name": "mstatefulset.kb.io",
+        "clientConfig": {
+            "url": f"https://localhost:{port}/",
+            "caBundle": base64.b64encode(files[names.TLS_CA].encode()).decode(),
+        },
+        "rules": [rule | {"operations": ["CREATE", "UPDATE"]}],
+        "namespaceSelector": {"matchLabels": {"webhook": name}},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    await world.api.merge(
+        f"/api/v1/namespaces/{world.namespace}", {"metadata": {"labels": {"webhook": name}}}
+    )
+    body = {"metadata": {"name": name}, "webhooks": [webhook]}
+    await world.api.create(WEBHOOKS, body | {"kind": "MutatingWebhookConfiguration"})
+    try:
+        yield
+    finally:
+        await world.api.delete(f"{WEBHOOKS}/{name}", {})
+        await runner.cleanup()
+
+
+async def _review(request: web.Request) -> web.Response:
+    review = await request.json()
+    asked = review["request"]
+    new, old = asked["object"], asked.get("oldObject")
+    answer: Object = {"uid": asked["uid"], "allowed": True}
+    counts = {stored["spec"]["replicas"] for stored in (new, old) if stored}
+    if QUEUE in new["metadata"]["labels"]:
+        if len(counts) == 2 and 0 not in counts:
+            message = f"spec.replicas: Invalid value: {max(counts)}: field is immutable"
+            answer |= {"allowed": False, "status": {"message": message}}
+        else:
+            patch = json.dumps(_patch(new)).encode()
+            answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
+    return web.json_response(
+        {"apiVersion": review["apiVersion"], "kind": review["kind"], "response": answer}
+    )
+
+
+def _patch(stateful_set: Object) -> list[Object]:
+    metadata, template = stateful_set["metadata"], stateful_set["spec"]["template"]
+    labels = template["metadata"]["labels"] | {
+        QUEUE: metadata["labels"][QUEUE],
+        f"{KUEUE}/pod-group-name": f"statefulset-{metadata['name']}",
+    }
+    annotations = (template["metadata"].get("annotations") or {}) | {
+        f"{KUEUE}/pod-group-total-count": str(stateful_set["spec"]["replicas"]),
+        f"{KUEUE}/pod-group-serving": "true",
+    }
+    values = {
+        "metadata/labels": labels,
+        "metadata/annotations": annotations,
+        "spec/schedulingGates": [{"name": GATE}],
+    }
+    return [
+        {"op": "add", "path": f"/spec/template/{at}", "value": value}
+        for at, value in values.items()
+    ]
 
 
 def ended(pod: Object) -> bool:

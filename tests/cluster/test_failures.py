@@ -14,9 +14,9 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.paths import collection, path
 from tests.cluster.conftest import CRDS, StartOperator
 from tests.cluster.operators import Operator
+from tests.cluster.queues import WEBHOOKS
 from tests.cluster.world import SPEC, Object, World, now
 
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 TRAINERS = ["demo-trainer-0-1-0", "demo-trainer-0-1-1"]
 
 

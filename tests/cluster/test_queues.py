@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +33,9 @@ from tests.cluster.queues import (
     Queue,
     Volcano,
     bound,
+    stateful_set_webhook,
 )
+from tests.cluster.test_pools import Pools
 from tests.cluster.world import Object, World
 from tests.tools import missing
 
@@ -401,3 +404,37 @@ async def test_the_workload_of_a_pod_that_kueue_queues_apart_is_found_by_its_own
             return workload_of(buffer, objects) is not None
 
         await world.until(is_found)
+
+
+async def test_a_pool_is_admitted_as_a_whole_and_resized_through_zero(
+    plane: ControlPlane,
+    operator: Operator,
+    world: World,
+    api: Api,
+    garbage_collector: None,
+    tmp_path: Path,
+) -> None:
+    if plane.directory is None:
+        pytest.skip("the API server of KUBECONFIG does not reach a webhook of this test")
+    kind = custom_kind(WORKLOADS, "Workload")
+    await api.create(CRDS, kind)
+    pools, queue = Pools(world), Kueue(world, quota=1)
+    try:
+        async with stateful_set_webhook(world, tmp_path), queue.working():
+            await pools.create(kueue={"queueName": "engines"})
+            await pools.until_ready_is("False", "0 of 2 engines answer")
+            assert not any(map(bound, (await world.pods("engine")).values()))
+            queue.quota = 3
+            await pools.until_status(engines="2/2")
+            # The engines go on, and the pool says what Kueue does.
+            await pools.change(replicas=3)
+            await pools.until_ready_is("False", "spec.replicas: Invalid value: 3")
+            await pools.until_told("ApplyFailed")
+            assert all(map(bound, (await world.pods("engine")).values()))
+            await pools.change(replicas=0)
+            await pools.until_pods(0)
+            await pools.change(replicas=3)
+            await pools.until_status(engines="3/3")
+            await pools.until_ready_is("True", "3 of 3 engines answer")
+    finally:
+        await api.delete(f"{CRDS}/{kind['metadata']['name']}", {})

@@ -14,7 +14,7 @@ from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING, Engine
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model import safetensors_file
-from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import Sglang, call, tensors
@@ -60,11 +60,15 @@ async def publish_adapter(sender: WeightSender, version: int, adapter: Tensors) 
 
 
 async def send_adapter(sender: WeightSender, adapter: Tensors) -> UpdateOutcome:
-    sent = [*buckets(adapter, BUCKET, Layout())]
+    sent = buckets_of(adapter)
     assert len(sent) > 1 or len(adapter) == 1
     for bucket in sent:
         await sender.send(bucket)
     return await sender.finish()
+
+
+def buckets_of(adapter: Tensors) -> list[Bucket]:
+    return [*buckets(adapter, BUCKET, Layout())]
 
 
 def merged(base: Path, adapter: Tensors, directory: Path, rank: int = RANK) -> Path:

@@ -35,6 +35,7 @@ from tests.integration.weights.adapters import (
     ATTENTION,
     RANK,
     adapter,
+    buckets_of,
     job_metrics,
     merged,
     publish_adapter,
@@ -312,6 +313,76 @@ async def test_a_request_ends_with_the_version_that_it_began_with(
     tensors = adapter(base, first)
     size = sum(tensor.nbytes for _, tensor in tensors)
     assert 2 * size <= shown["sluice_adapter_bytes"] <= 4 * size, "and memory for the next"
+
+
+MOMENTS = ["prepared", "paused", "half way", "transferred", "verified"]
+QUICK = {("retract", "half way"), ("versions", "verified")}
+
+
+@pytest.mark.parametrize(
+    ("mode", "left"),
+    [
+        pytest.param(mode, left, marks=[] if (mode, left) in QUICK else pytest.mark.long)
+        for mode in ("retract", "versions")
+        for left in MOMENTS
+    ],
+)
+async def test_an_adapter_whose_trainer_dies_in_an_update_is_replaced_by_that_of_the_next(
+    mode: str,
+    left: str,
+    base: Path,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    make_sender: MakeSender,
+    join_engine: JoinEngine,
+) -> None:
+    """The next trainer computes the same step again, and its version has other numbers."""
+    server: Sglang = request.getfixturevalue("in_place" if mode == "retract" else "side_by_side")
+    await join_engine("engine-0", server.address)
+    first, lost, last = (adapter(base, seed) for seed in (31, 32, 33))
+    before, after = (merged(base, sent, tmp_path / str(i)) for i, sent in enumerate((first, last)))
+    dead = make_sender(lora="adapter", pauseMode=mode)
+    await publish_adapter(dead, 31, first)
+    async with SGLANG.client(server.url) as engine:
+        await engine.wait_ready(30.0)
+        sampling = {"max_new_tokens": TOKENS, "ignore_eos": True}
+        running = asyncio.create_task(
+            engine.generate(f"{mode}-{left}", PROMPT, sampling, cache="31")
+        )
+        await server.generated(40)
+        await leave(dead, 32, lost, MOMENTS.index(left))
+        next_one = make_sender(attempt=2, lora="adapter", pauseMode=mode)
+        outcome = await publish_adapter(next_one, 32, last)
+        assert (outcome.engines, outcome.failed) == (("engine-0",), {})
+        generation = await running
+    assert generation.finish == "length"
+    # No token has the version of the trainer that died: it has resumed no engine.
+    versions = [span.version for span in generation.spans]
+    if mode == "versions":
+        assert versions == [31]
+        begun = TOKENS
+    else:
+        assert versions in ([31], [31, 32])
+        begun = generation.spans[0].end
+    tokens = PROMPT + generation.tokens
+    expected = log_probs(before, tokens, TOKENS)[:begun] + log_probs(after, tokens, TOKENS)[begun:]
+    assert distance(generation.log_probs, expected) < tolerance()
+    assert await serves(server.url, after, 32)
+
+
+async def leave(sender: WeightSender, version: int, adapter: Tensors, moment: int) -> None:
+    """Begin an update, and stop at one of MOMENTS."""
+    plan = await sender.plan(version, joiners_only=False)
+    await sender.prepare(version, plan.engines)
+    assert sender.current
+    (peer,) = sender.current.peers.values()
+    if moment > 0:
+        await sender.pause()
+    parts = buckets_of(adapter)
+    for bucket in (parts[:1] if moment == 2 else parts) if moment > 1 else ():
+        await sender.send(bucket)
+    if moment > 3:
+        await sender._verify(peer)
 
 
 def dropped(engine: Sglang) -> set[str]:

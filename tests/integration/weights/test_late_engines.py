@@ -55,6 +55,27 @@ async def publish(
     return await sender.finish()
 
 
+async def publish_until(
+    sender: WeightSender, version: int, phase: str, lose: Callable[[], None]
+) -> UpdateOutcome:
+    """Publish a version, and lose an engine as a phase begins, or half way in the transfer."""
+    plan = await sender.plan(version, joiners_only=False)
+    steps = [
+        ("prepare", lambda: sender.prepare(version, plan.engines)),
+        ("pause", sender.pause),
+        *(("transfer", lambda bucket=bucket: sender.send(bucket)) for bucket in fresh_buckets()),
+    ]
+    sent = 0
+    for name, step in steps:
+        if name == phase and sent == (2 if phase == "transfer" else 0):
+            lose()
+        sent += name == "transfer"
+        await step()
+    if phase == "verify":
+        lose()
+    return await sender.finish()
+
+
 def pause(engine: FakeEngine) -> float:
     """Return the seconds of an engine's last pause."""
     _, received = call(engine.url + "/received")
@@ -74,21 +95,7 @@ async def test_an_engine_that_freezes_in_a_phase_is_left_and_the_others_go_on(
         await join_engine(name, engine.address)
     sender = make_sender(timeoutSeconds=PATIENCE, lateSeconds=LATE)
     assert (await publish(sender, 1)).failed == {}
-    plan = await sender.plan(2, joiners_only=False)
-    steps = [
-        ("prepare", lambda: sender.prepare(2, plan.engines)),
-        ("pause", sender.pause),
-        *(("transfer", lambda bucket=bucket: sender.send(bucket)) for bucket in fresh_buckets()),
-    ]
-    sent = 0
-    for name, step in steps:
-        if name == phase and sent == (2 if phase == "transfer" else 0):
-            engines[1].signal(signal.SIGSTOP)
-        sent += name == "transfer"
-        await step()
-    if phase == "verify":
-        engines[1].signal(signal.SIGSTOP)
-    update = await sender.finish()
+    update = await publish_until(sender, 2, phase, lambda: engines[1].signal(signal.SIGSTOP))
     assert (sorted(update.engines), [*update.failed]) == (["rollout-0", "rollout-2"], [names[1]])
     assert update.failed[names[1]].startswith(f"{phase}: only this engine was late")
     assert max(pause(engines[0]), pause(engines[2])) < SOON
@@ -98,6 +105,33 @@ async def test_an_engine_that_freezes_in_a_phase_is_left_and_the_others_go_on(
     engines[1].signal(signal.SIGCONT)
     update = await publish(sender, 2, joiners_only=True)
     assert (list(update.engines), update.failed) == ([names[1]], {})
+
+
+@pytest.mark.parametrize("lora", ["merged", "adapter"])
+@pytest.mark.parametrize("phase", ["prepare", "pause", "transfer", "verify"])
+async def test_an_engine_that_is_killed_in_a_phase_joins_again_with_the_weights_of_the_others(
+    engines: list[FakeEngine],
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    phase: str,
+    lora: str,
+) -> None:
+    await join_engine("rollout-0", engines[0].address)
+    killed = await join_engine("rollout-1", engines[1].address)
+    sender = make_sender(timeoutSeconds=PATIENCE, lateSeconds=LATE, lora=lora)
+    assert (await publish(sender, 1)).failed == {}
+    update = await publish_until(sender, 2, phase, engines[1].kill)
+    assert (update.engines, [*update.failed]) == (("rollout-0",), ["rollout-1"])
+    assert update.failed["rollout-1"].startswith(f"{phase}: ")
+    assert pause(engines[0]) < SOON
+    # Its worker starts it again; here a third engine takes its place.
+    await killed.membership.__aexit__()
+    await join_engine("rollout-1", engines[2].address)
+    update = await publish(sender, 2, joiners_only=True)
+    assert (update.engines, update.failed) == (("rollout-1",), {})
+    kept, new = (call(engine.url + "/received")[1] for engine in (engines[0], engines[2]))
+    assert (kept["weight_version"], new["weight_version"]) == ("2", "2")
+    assert kept["sum"] == 2 * new["sum"] > 0, "two versions, and one"
 
 
 async def test_an_engine_whose_member_has_left_is_not_waited_for(
