@@ -25,7 +25,7 @@ tests_operator   := tests/integration/local_cluster tests/unit/operator tests/un
 tests_rendezvous := tests/integration/rendezvous tests/unit/rendezvous
 tests_rewards    := tests/integration/rewards tests/unit/rewards
 tests_rollout    := tests/integration/rollout tests/unit/rollout tests/unit/gateway tests/unit/environments
-tests_sluice     := tests/unit/api tests/unit/data tests/unit/images tests/unit/telemetry tests/unit/wire $(wildcard tests/unit/test_*.py)
+tests_sluice     := tests/unit/api tests/unit/data tests/unit/images tests/unit/telemetry tests/unit/trackers tests/unit/wire $(wildcard tests/unit/test_*.py)
 tests_trainer    := tests/integration/weights tests/integration/trainer tests/unit/trainer
 
 .PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house dashboards-up dashboards-down check-generated docs clean
@@ -83,7 +83,7 @@ vllm: .venv-vllm/.ready
 
 # Programs that tests train as they are want another `openai` than SGLang, and two releases of mcp; GEM another
 # reasoning-gym than ours.
-.venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready: .venv-%/.ready: requirements/%.txt
+.venv-agents/.ready .venv-gym/.ready .venv-trackers/.ready .venv-verifiers/.ready: .venv-%/.ready: requirements/%.txt
 	@echo "setting up .venv-$*, once (all output: .venv-$*/setup.log)"
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@$(call install,.venv-$*,programs of the agents' tests: $*,$(call pins,$*))
@@ -97,7 +97,7 @@ vllm: .venv-vllm/.ready
 	@$(call install,.venv-openenv,OpenEnv,--no-deps $(call pins,openenv-core))
 	@touch $@
 
-agents: .venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready .venv-openenv/.ready
+agents: .venv-agents/.ready .venv-gym/.ready .venv-trackers/.ready .venv-verifiers/.ready .venv-openenv/.ready
 
 # What benchmarks/peers.py compares with: another release of transformers than ours.
 .venv-trl/.ready: requirements/torch-cpu.txt requirements/trl.txt

@@ -30,6 +30,7 @@ from sluice.api.groups.offline import IS_OFFLINE, OFFLINE_ACROSS_GROUPS
 from sluice.api.groups.pool_jobs import POOL_ACROSS_GROUPS
 from sluice.api.groups.rollout import Rollout
 from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
+from sluice.api.groups.telemetry import Telemetry
 from sluice.api.groups.trainer import Trainer
 from sluice.api.groups.weight_sync import WeightSync
 from sluice.api.schema.base import (
@@ -92,6 +93,7 @@ class RLJobSpec(Model):
         "at their start. Default: every pod compiles its own.",
     )
     evaluation: Evaluation | None = None
+    telemetry: Telemetry = Field(default_factory=Telemetry)
     debug: Debug = Field(default_factory=Debug)
     suspend: bool = Field(
         False, description="Stop all pods and keep everything that they have stored."

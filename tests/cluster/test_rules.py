@@ -74,6 +74,7 @@ FROZEN: dict[str, Object] = {
     "spec.buffer": {"buffer": {"storage": {"size": "30Gi"}}},
     "spec.checkpoint": {"checkpoint": {"everySteps": 5}},
     "spec.evaluation": {"evaluation": {"datasets": [{"path": "test.jsonl"}]}},
+    "spec.telemetry": {"telemetry": {"trackers": [{"type": "wandb"}]}},
     "spec.debug": {"debug": {"dumpRollouts": True}},
     "spec.podGroupPolicy": {"podGroupPolicy": {"kueue": {"queueName": "q"}}},
     "spec.secrets": {"secrets": {"wandb": {"name": "w", "key": "k"}}},

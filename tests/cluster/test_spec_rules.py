@@ -604,6 +604,12 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"secrets": {"wandb": {"name": "W&B", "key": "k"}}}, "secrets.wandb.name"),
     ({"secrets": {"wandb": {"name": "w", "key": "a/b"}}}, "secrets.wandb.key"),
+    ({"telemetry": {"trackers": [{"type": "clearml"}]}}, "telemetry.trackers[0].type"),
+    ({"telemetry": {"trackers": [{"type": "wandb", "project": ""}]}}, "trackers[0].project"),
+    (
+        {"telemetry": {"trackers": [{"type": "wandb", "secretRef": {"name": "W&B"}}]}},
+        "telemetry.trackers[0].secretRef.name",
+    ),
 ]
 WELL_FORMED: list[dict[str, Any]] = [
     {"managedBy": "kueue.x-k8s.io/multikueue"},

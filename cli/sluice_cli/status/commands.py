@@ -1,9 +1,9 @@
-"""Options of the commands that show jobs: list, status, logs, report."""
+"""Options of the commands that show jobs: list, status, logs, report, track."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,6 +23,11 @@ def register(app: typer.Typer) -> None:
         epilog=examples("sluice logs quickstart", "sluice logs gsm8k trainer -f --tail 100")
     )(logs)
     app.command(epilog=examples("sluice report runs/quickstart"))(report)
+    app.command(
+        epilog=examples(
+            "sluice track runs/quickstart", "sluice track runs/quickstart --to mlflow --project rl"
+        )
+    )(track)
 
 
 def list_jobs(
@@ -110,3 +115,18 @@ def report(
         )
         raise typer.Exit(Exit.INVALID)
     typer.echo(write_report(run_dir, run_dir.name))
+
+
+def track(
+    run_dir: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    to: Annotated[
+        Literal["wandb", "mlflow", "trackio", "swanlab"] | None,
+        typer.Option(help="Tracker. Default: those of the job (telemetry.trackers)."),
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="Project of --to. Default: sluice.")] = None,
+) -> None:
+    """Send what trackers such as W&B do not have of a run yet, also long after its end."""
+    with read_errors():
+        from sluice_cli.status.track import track
+
+        track(run_dir, to, project)

@@ -19,6 +19,7 @@ from sluice_migrate.megatron import drop_needless_replay, host_optimizer
 from sluice_migrate.slime.learning import algorithm, distillation, reward
 from sluice_migrate.slime.sft import supervised, without_engines
 from sluice_migrate.slime.table import SLIME
+from sluice_migrate.trackers import trackers_of_slime
 from sluice_migrate.translation import (
     Setting,
     Settings,
@@ -78,6 +79,7 @@ def import_slime(script: Script, source: str) -> Draft:
         draft.set("rollout.mode", "async", "train_async.py")
         # train_async.py generates one batch while it trains the one before.
         draft.set("rollout.maxStaleness", 1, "train_async.py")
+    trackers_of_slime(draft, settings)
     _data(draft, settings)
     _length(draft, settings)
     sft = supervised(draft, settings)

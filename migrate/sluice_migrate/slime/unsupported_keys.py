@@ -9,10 +9,6 @@ from typing import Any
 
 from sluice_migrate.translation import PACKED, Covered, Field, Translation, Unsupported, as_boolean
 
-_LOGS = Unsupported(
-    "metrics go to the run directory, TensorBoard and Prometheus; for W&B set a key in "
-    "secrets.wandb"
-)
 MODEL_SHAPE = Covered("sluice reads the model's shape from its config.json")
 NO_ROUTER = Covered("workers pull their prompts, so there is no router")
 _KERNELS = Covered("it changes kernels, not results")
@@ -50,11 +46,6 @@ def _all(entry: Translation, names: str) -> dict[str, Translation]:
 
 
 UNSUPPORTED: dict[str, Translation] = {
-    **_all(
-        _LOGS,
-        "use-wandb wandb-project wandb-group wandb-key wandb-team wandb-mode wandb-dir wandb-host "
-        "wandb-run-id disable-wandb-random-suffix wandb-always-use-train-step",
-    ),
     **_all(
         Covered("TensorBoard files are in tensorboard/ of the run directory"),
         "tb-project-name tb-experiment-name tensorboard-dir",

@@ -15,6 +15,7 @@ from sluice_migrate.draft import Draft, drop_unused_clip, job_name
 from sluice_migrate.launches import last_launch, report
 from sluice_migrate.lora import lora, take_lora
 from sluice_migrate.megatron import drop_needless_replay, host_optimizer
+from sluice_migrate.trackers import trackers_of_verl
 from sluice_migrate.translation import (
     Setting,
     Settings,
@@ -117,6 +118,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     entry = trainer_of(entry, unresolved)
     settings = with_defaults(Settings(resolved(unresolved)), entry)
     draft = Draft(job_name(_name(settings, source)))
+    trackers_of_verl(draft, settings)
     check_media_and_agents(draft, settings)
     if is_sft(settings, entry):
         settings.used |= {"--config-name", "--config-path", "-cn", "-cp", *_OF_IMAGES}

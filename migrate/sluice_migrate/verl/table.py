@@ -25,7 +25,6 @@ from sluice_migrate.translation import (
 from sluice_migrate.verl.engines import SGLANG
 from sluice_migrate.verl.unsupported_keys import PREFIXES, UNSUPPORTED
 
-_LOGS = Covered("metrics go to the run directory, TensorBoard and Prometheus")
 _VOLUME = Unsupported(
     "checkpoints go to checkpoint.volume, or to the run directory; a job resumes from its own "
     "checkpoint"
@@ -265,8 +264,6 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
         "a job resumes from its own checkpoints", unless=(None,)
     ),
     "trainer.balance_batch": ALWAYS,
-    "trainer.logger": _LOGS,
-    "trainer.project_name": _LOGS,
     "trainer.log_val_generations": Covered("they are in samples/ of the run directory"),
     "trainer.device": Unsupported("sluice runs on NVIDIA GPUs", unless=("cuda", "gpu", None)),
     "trainer.rollout_data_dir": Unsupported(

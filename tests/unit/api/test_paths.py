@@ -63,6 +63,7 @@ EVERY_PATH: dict[str, Any] = {
         ]
     },
     "trainer": {"lora": {"from": "a1"}},
+    "telemetry": {"trackers": [{"function": "f16.py:C", "python": "w6"}]},
     "debug": {"replay": "r1"},
 }
 
@@ -96,6 +97,8 @@ ALL = [
     ("spec.evaluation.datasets[0].function", "function", "f11.py:f"),
     ("spec.evaluation.datasets[0].reward.function", "function", "f12.py:f"),
     ("spec.evaluation.datasets[0].reward.model.tokenizer", "tokenizer", "t2"),
+    ("spec.telemetry.trackers[0].function", "function", "f16.py:C"),
+    ("spec.telemetry.trackers[0].python", "word", "w6"),
     ("spec.debug.replay", "rollouts", "r1"),
 ]
 

@@ -70,7 +70,7 @@ def test_images_install_the_extras_of_their_roles() -> None:
         "operator": {"operator", "tracing"},
         "buffer": {"buffer", "tracing"},
         "rollout": {"rollout", "mcp", "tracing"},
-        "trainer": {"trainer", "gpu", "flash", "tracing", "wandb"},
+        "trainer": {"trainer", "gpu", "flash", "tracing", "wandb", "mlflow"},
         "cpu": EXTRAS.keys() - {"dev", "docs", "flash", "gpu"},
     }
 

@@ -291,3 +291,20 @@ def test_sft_of_slime_needs_neither_reward_nor_engines(tmp_path: Path) -> None:
     )
     assert "reward" not in spec
     assert spec["rollout"] == {"batchSize": 8}
+
+
+def test_wandb_becomes_a_tracker_without_its_key(tmp_path: Path) -> None:
+    result = slime(
+        tmp_path,
+        "--use-wandb --wandb-project math --wandb-group first --wandb-team us --wandb-dir /tmp "
+        "--wandb-host https://wandb.local",
+    )
+    assert spec_of(result)["telemetry"]["trackers"] == [
+        {"type": "wandb", "project": "math", "args": {"entity": "us", "group": "first"}}
+    ]
+    assert "set WANDB_API_KEY by secrets.wandb" in unwrapped(result)
+    assert "--wandb-host https://wandb.local" in unwrapped(result)
+
+
+def test_arguments_of_wandb_without_use_wandb_have_no_effect(tmp_path: Path) -> None:
+    assert "telemetry" not in spec_of(slime(tmp_path, "--wandb-project math"))

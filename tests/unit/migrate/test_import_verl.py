@@ -536,3 +536,20 @@ def test_a_rank_of_0_trains_all_weights() -> None:
     done = verl("actor_rollout_ref.actor.strategy=fsdp actor_rollout_ref.model.lora_rank=0")
     assert "lora" not in spec_of(done)["trainer"]
     assert "lora" not in unwrapped(done)
+
+
+def test_loggers_become_trackers() -> None:
+    loggers = '["console","wandb","mlflow","clearml"]'
+    result = verl(
+        f"trainer.logger='{loggers}' trainer.project_name=math trainer.experiment_name=first"
+    )
+    named = {"project": "math", "name": "first"}
+    assert spec_of(result)["telemetry"]["trackers"] == [
+        {"type": "wandb", **named},
+        {"type": "mlflow", **named},
+    ]
+    assert "trainer.logger: clearml" in unwrapped(result)
+
+
+def test_the_console_is_no_tracker() -> None:
+    assert "telemetry" not in spec_of(verl("trainer.logger=console trainer.project_name=a"))

@@ -22,7 +22,7 @@ from sluice_migrate.verl.table import VERL
 SLIME_NAMES = """
 --rollout-data-transport --flush-cache-interval --use-score-centering
 --freeze-params-name-list --ci-test
---rollout-health-check-interval --wandb-mode --mtp-num-layers
+--rollout-health-check-interval --tb-project-name --mtp-num-layers
 --sglang-router-ip
 --eval-function-path --rollout-function-path --data-source-path --custom-config-path --dump-details
 """

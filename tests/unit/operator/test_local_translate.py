@@ -152,6 +152,10 @@ def test_env_from() -> None:
     }
 
 
+def test_a_secret_that_only_a_cluster_has_leaves_the_variables_of_this_machine() -> None:
+    assert env_of(envFrom=[{"secretRef": {"name": "of-a-cluster"}}]) == {}
+
+
 def test_command_line() -> None:
     mount = {"name": "model", "mountPath": "/sluice/model"}
     env = [{"name": "P", "value": "/sluice/model/x"}]

@@ -60,3 +60,14 @@ def test_only_the_worker_has_the_keys_of_other_models() -> None:
     }
     assert "FREE_API_KEY" not in environments["worker"]
     assert "BIG_JUDGE_API_KEY" not in environments["engine"]
+
+
+def test_only_the_trainer_has_the_secrets_of_trackers() -> None:
+    secret = {"secretRef": {"name": "tracking"}}
+    trackers = [{"type": "mlflow", **secret}, {"type": "wandb", **secret}, {"type": "swanlab"}]
+    job = make_job(telemetry={"trackers": trackers})
+    for role in ("trainer", "rollout", "buffer"):
+        rendered = pod(job, Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())
+        sources = [container.get("envFrom", []) for container in rendered["spec"]["containers"]]
+        assert [secret in source for source in sources].count(True) == (role == "trainer")
+        assert all(source.count(secret) <= 1 for source in sources)

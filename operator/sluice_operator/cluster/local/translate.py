@@ -210,6 +210,8 @@ def _env_from(source: dict[str, Any], bindings: HostBindings) -> dict[str, str]:
     kind, field = (
         ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
     )
+    if kind == "Secret" and f"{kind}/{source[field]['name']}" not in bindings.objects:
+        return {}  # only a cluster has it: the variables of this machine take its place
     return _data(bindings, kind, source[field])
 
 

@@ -107,8 +107,8 @@ def secret_variable(secret: str, name: str = "SLUICE_TOKEN", key: str = names.TO
 def with_credentials(job: RLJob, manifest: Container) -> Container:
     """Return the container with the tokens of other services that it uses.
 
-    These are HF_TOKEN, WANDB_API_KEY and the keys of other models, as far as the job names Secrets
-    for them. A container gets only the tokens that it uses.
+    These are HF_TOKEN, WANDB_API_KEY, the keys of other models and the Secrets of trackers, as far
+    as the job names Secrets for them. A container gets only the tokens that it uses.
     """
     secrets, name = job.spec.secrets, manifest["name"]
     env: list[dict[str, Any]] = manifest["env"]
@@ -121,6 +121,10 @@ def with_credentials(job: RLJob, manifest: Container) -> Container:
         env = [*env, _from_secret(secrets.hugging_face, "HF_TOKEN")]
     if secrets.wandb is not None and name == "trainer":
         env = [*env, _from_secret(secrets.wandb, "WANDB_API_KEY")]
+    of_trackers = [t.secret_ref.name for t in job.spec.telemetry.trackers if t.secret_ref]
+    if of_trackers and name == "trainer":
+        sources = [{"secretRef": {"name": secret}} for secret in dict.fromkeys(of_trackers)]
+        manifest |= {"envFrom": [*manifest.get("envFrom", []), *sources]}
     if name == "worker":
         models = job.spec.rollout.models
         env = [*env, *(_from_secret(m.key, m.key_variable) for m in models if m.key)]

@@ -1,4 +1,4 @@
-"""The recorder of a run on rank 0: metrics, TensorBoard, W&B, sampled and dumped rollouts.
+"""The recorder of a run on rank 0: metrics, TensorBoard, sampled and dumped rollouts.
 
 Metrics have slime's names.
 """
@@ -20,26 +20,28 @@ import torch
 from tensorboard.summary import Writer
 
 from sluice import engines
-from sluice.api import RLJob, manifest
+from sluice.api import RLJob
 from sluice.runtime.pod_env import Environment
 from sluice.samples.sample import WORKER, SampleGroup
 from sluice.samples.turns import BRANCH_TURNS, TURNS
-from sluice.telemetry import health, logs, rollouts, run_directory, wandb
+from sluice.telemetry import health, logs, rollouts, run_directory
 from sluice.telemetry.group_accounting import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
-from sluice.telemetry.wandb import Wandb
+from sluice.trackers.settings import trackers_of
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.batch.images import FetchImages
+from sluice_trainer.telemetry import tracker_processes
 from sluice_trainer.telemetry.metrics import EVALUATION_REWARD
 from sluice_trainer.telemetry.thumbnails import Thumbnails
+from sluice_trainer.telemetry.tracker_processes import TrackerProcess
 
 SAMPLED_GROUPS = 2
 _RELEASES = ("sluice-rl", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
 
 
 class Recorder:
-    """Writes the run directory and the trackers.
+    """Writes the run directory, which the trackers follow.
 
     Parameters
     ----------
@@ -47,8 +49,8 @@ class Recorder:
         The run directory.
     attempt
         Attempt of the trainer.
-    tracker
-        W&B, if the job uses it.
+    trackers
+        Processes of the trackers.
     judged
         The samples that are trained on have rewards.
     fetch_images
@@ -60,7 +62,7 @@ class Recorder:
         self,
         directory: Path,
         attempt: int,
-        tracker: Wandb | None = None,
+        trackers: Sequence[TrackerProcess] = (),
         *,
         judged: bool = True,
         fetch_images: FetchImages | None = None,
@@ -68,7 +70,7 @@ class Recorder:
         self._judged = judged
         self._directory = directory
         self._attempt = attempt
-        self._tracker = tracker
+        self._trackers = trackers
         self._writer = Writer(str(directory / "tensorboard"))
         self._samples = directory / "samples"
         self._samples.mkdir(parents=True, exist_ok=True)
@@ -89,9 +91,12 @@ class Recorder:
         """Return the recorder of a trainer's rank 0."""
         directory = env.directory("run_dir")
         run_directory.write_json(directory / run_directory.VERSIONS, versions())
-        tracker = wandb.start(directory, job.metadata.name, manifest(job)["spec"], env.variables)
+        trackers = [
+            TrackerProcess(directory, tracker)
+            for tracker in trackers_of(job, directory, env.variables)
+        ]
         return cls(
-            directory, env.attempt, tracker, judged=job.spec.judged, fetch_images=fetch_images
+            directory, env.attempt, trackers, judged=job.spec.judged, fetch_images=fetch_images
         )
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
@@ -99,6 +104,8 @@ class Recorder:
         record = {"step": step, "attempt": self._attempt, "time": time.time(), **metrics}
         run_directory.append(self._directory / run_directory.METRICS, record)
         self._scalars(metrics, step)
+        for tracker in self._trackers:
+            tracker.watch()
         for warning in self._watch.see(record):
             logs.get().warning(warning.sentence(), kind=warning.kind)
 
@@ -139,11 +146,12 @@ class Recorder:
             for k, v in evaluation.metrics.items()
         }
         record = {"version": evaluation.version, "dataset": name, "time": time.time(), **metrics}
+        # Trackers look for the samples once the record is there.
+        self._write_samples(f"eval_{name}_{evaluation.version:07d}.jsonl", examples)
         run_directory.append(self._directory / run_directory.EVALUATION, record)
         self._scalars(metrics, evaluation.version)
         if "reward" in evaluation.metrics:
             EVALUATION_REWARD.labels(name).set(evaluation.metrics["reward"])
-        self._write_samples(f"eval_{name}_{evaluation.version:07d}.jsonl", examples)
 
     def failures(self, failures: Sequence[pb.Failure]) -> None:
         """Write down which groups failed for good, and why."""
@@ -173,12 +181,9 @@ class Recorder:
 
     def close(self) -> None:
         self._writer.close()
-        if self._tracker:
-            self._tracker.close()
+        tracker_processes.close(self._trackers)
 
     def _scalars(self, metrics: dict[str, float], step: int) -> None:
-        if self._tracker:
-            self._tracker.log(metrics, step)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()

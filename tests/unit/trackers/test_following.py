@@ -1,0 +1,115 @@
+"""A tracker gets each record of a run, whatever happens to it or to the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.telemetry import run_directory
+from sluice.trackers.following import Follower
+from sluice.trackers.formats import flat, metric_name, table
+from tests.unit.trackers.run_files import ROWS, add_evaluation, add_step, make_run
+
+
+class Log:
+    """Keeps what it is given; fails at a step."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._fails_at = fails_at
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if step == self._fails_at:
+            raise ConnectionError("no server")
+        self.calls.append((step, dict(metrics)))
+
+    def log_samples(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
+        self.calls.append((step, name, rows))
+
+    def close(self) -> None:
+        raise AssertionError("a follower does not end a tracker")
+
+
+def passed_on(directory: Path, every: int = 0) -> list[tuple[Any, ...]]:
+    log = Log()
+    Follower(directory, "log", every).pass_on(log)
+    return log.calls
+
+
+def test_metrics_evaluations_and_samples_come_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert passed_on(run) == []
+    add_step(run, 1, loss=0.5)
+    add_evaluation(run, 2, 0.75)
+    assert passed_on(run, every=10) == [
+        (1, {"rollout/raw_reward": 0.25, "loss": 0.5}),
+        (1, "samples", ROWS),
+        (2, {"eval/digits": 0.75}),
+        (2, "samples/eval/digits", ROWS),
+    ]
+    assert passed_on(run, every=10) == []
+    add_step(run, 2)
+    assert passed_on(run, every=10) == [(2, {"rollout/raw_reward": 0.5})]
+
+
+def test_a_tracker_that_fails_goes_on_where_it_was(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for step in (1, 2, 3):
+        add_step(run, step)
+    log, follower = Log(fails_at=2), Follower(run, "log", 0)
+    with pytest.raises(ConnectionError):
+        follower.pass_on(log)
+    assert [step for step, _ in log.calls] == [1]
+    assert follower.left() == 2
+    assert [step for step, _ in passed_on(run)] == [2, 3]
+    assert follower.left() == 0
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    add_step(run, 1)
+    with (run / run_directory.METRICS).open("ab") as file:
+        file.write(b'{"step": 2, "rollout')
+    assert [step for step, _ in passed_on(run)] == [1]
+    with (run / run_directory.METRICS).open("ab") as file:
+        file.write(b'/raw_reward": 0.5}\n{"step": 3, "rol\n{"step": 4}\n')
+    assert passed_on(run) == [(2, {"rollout/raw_reward": 0.5}), (4, {})], "step 3 was cut off"
+
+
+def test_another_run_in_the_same_directory_begins_anew(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for step in (1, 2):
+        add_step(run, step)
+    assert len(passed_on(run)) == 2
+    (run / run_directory.METRICS).unlink()
+    add_step(run, 1)
+    assert [step for step, _ in passed_on(run)] == [1]
+
+
+def test_two_trackers_have_positions_of_their_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    add_step(run, 1)
+    assert len(passed_on(run)) == 1
+    other = Log()
+    Follower(run, "other", 0).pass_on(other)
+    assert len(other.calls) == 1
+
+
+def test_a_table_has_the_columns_of_all_rows() -> None:
+    columns, cells = table([{"a": [1, "ü"], "b": 1.5}, {"b": None, "c": "x"}])
+    assert columns == ["a", "b", "c"]
+    assert cells == [['[1, "ü"]', 1.5, None], [None, None, "x"]]
+
+
+def test_a_spec_becomes_parameters_that_mlflow_takes() -> None:
+    spec = {"model": {"path": "a/b"}, "steps": 3, "empty": {}, "long": "x" * 7000}
+    assert dict(flat(spec)) == {
+        "model.path": "a/b",
+        "steps": "3",
+        "empty": "{}",
+        "long": "x" * 6000,
+    }
+    assert metric_name("passrate/pass@4 (é)") == "passrate/pass_4 ___"
