@@ -168,7 +168,7 @@ def _render_prompts(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple
                 Path(spec.model.path),
                 source,
                 parsed,
-                processor and processor.placeholder,
+                processor.placeholder if processor else None,
             )
             check_ids(tokenizer, tokens, embedding)
             added = processor.added(sizes) if processor else 0
