@@ -130,11 +130,10 @@ def test_images_beyond_the_memory_are_stored_by_later_transitions(
     ahead = buffer.core.prepare(1)
     assert ahead is not None
     ahead.result(10)
-    assert [future.result() is None for future in buffer.core.local_source._soon.values()] == [
-        False,
-        False,
-        True,
-    ]
+    answers = buffer.core.local_source
+    assert isinstance(answers, source.Answers)
+    left_out = [future.result() is None for future in answers._soon.values()]
+    assert left_out == [False, False, True]
     assert "2 of 3 groups finished" in str(buffer.core.take(1, 1))
     buffer.sync()
     assert buffer.core.take(1, 1) is None
