@@ -156,6 +156,26 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
         "preference.margin",
         "margin needs type: simpo",
     ),
+    (
+        {"loss": {"type": "reward_model", "preference": {"beta": 0.5}}},
+        "preference.beta",
+        "beta needs type: dpo or ipo or kto",
+    ),
+    (
+        {"loss": {"type": "dpo", "preference": {"desirableWeight": 2.0}}},
+        "preference.desirableWeight",
+        "desirableWeight needs type: kto",
+    ),
+    (
+        {"loss": {"type": "dpo", "preference": {"undesirableWeight": 2.0}}},
+        "preference.undesirableWeight",
+        "undesirableWeight needs type: kto",
+    ),
+    (
+        {"loss": {"type": "kto", "preference": {"centering": 0.01}}},
+        "preference.centering",
+        "centering needs type: reward_model",
+    ),
 ]
 SEATS = {"function": "play.py:play", "seats": [{"name": "white"}, {"name": "black"}]}
 TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
@@ -292,7 +312,13 @@ TOGETHER += [
         {"loss": {"type": "simpo"}},
         {"model": {"path": "m", "referencePath": "r"}},
         "model.referencePath",
-        "only dpo and ipo compare the policy with a reference",
+        "only dpo, ipo, kto compare the policy with a reference",
+    ),
+    (
+        {"loss": {"type": "reward_model"}},
+        {"reward": {"type": "f1"}, "evaluation": {"datasets": [{"path": "e"}]}},
+        "evaluation",
+        "generates nothing that an evaluation could judge",
     ),
     (
         {"loss": {"type": "dpo"}},
@@ -455,6 +481,8 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"loss": {"type": "simpo", "preference": {"margin": 1, "beta": 2.5}}}, {"reward": None}),
     ({"loss": {"type": "orpo"}}, {"reward": None}),
+    ({"loss": {"type": "kto", "preference": {"desirableWeight": 1.5}}}, {"reward": None}),
+    ({"loss": {"type": "reward_model", "preference": {"centering": 0.01}}}, {"reward": None}),
     (
         {},
         {

@@ -16,7 +16,7 @@ from sluice.api.groups.data import ImageLimits, PromptSource, parse_path
 from sluice.data import chat
 from sluice.data.answers import parse_answer
 from sluice.data.files import LocatedRow, Row, files_of, read_file
-from sluice.data.preferences import named_answers, parse_pair
+from sluice.data.preferences import named_answers, parse_judged, parse_pair
 from sluice.data.rows import PromptRow, RowError, RowReader, prompt_reader
 from sluice.data.vocabulary import embedding_size
 from sluice.images.reading import ImageError, read_header
@@ -31,8 +31,10 @@ def reader_of(spec: RLJobSpec) -> RowReader:
     if not spec.algorithm.offline:
         return prompt_reader(spec.data.images)
     vocabulary = embedding_size(Path(spec.model.path))
-    if spec.algorithm.prefers:
+    if spec.algorithm.paired:
         return partial(parse_pair, vocabulary=vocabulary)
+    if spec.algorithm.prefers:
+        return partial(parse_judged, vocabulary=vocabulary)
     return partial(parse_answer, vocabulary=vocabulary, images=spec.data.images)
 
 

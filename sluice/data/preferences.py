@@ -1,4 +1,7 @@
-"""Rows of preferences: a chosen and a rejected answer to one prompt, in TRL's forms.
+"""Rows of preferences in TRL's forms.
+
+They are a chosen and a rejected answer to one prompt; or, for kto, one answer with a label that
+says whether it is desirable.
 
 The answers are texts, messages or token ids. Without a column for the prompt, the prompt is what
 both answers begin with. Each answer becomes a row with a given answer (`answers.py`), of which only
@@ -17,28 +20,57 @@ from sluice.data.answers import TOKEN_MASK, AnsweredRow, parse_answer
 from sluice.data.files import Row
 from sluice.data.messages import shown
 from sluice.data.rows import PROMPT_KEYS, PromptRow, RowError, parse_row, prompt_key
-from sluice.input_checks import InputError, check_value
+from sluice.input_checks import InputError, check_value, is_number
+from sluice.input_checks import reward as check_reward
 
-CHOSEN, REJECTED = "chosen", "rejected"
+CHOSEN, REJECTED, COMPLETION, LABEL, MARGIN = (
+    "chosen",
+    "rejected",
+    "completion",
+    "label",
+    "margin",
+)
 # Columns of a row of token ids (TRL's names).
 PROMPT_IDS, CHOSEN_IDS, REJECTED_IDS = "prompt_ids", "chosen_ids", "rejected_ids"
+COMPLETION_IDS = "completion_ids"
 Messages = list[dict[str, Any]]
 _NO_ANSWER = AnsweredRow("", None, {}, None)
 
 
 @dataclass(frozen=True, slots=True)
 class PairRow(PromptRow):
-    """A prompt with two answers, of which the first is preferred."""
+    """A prompt with two answers, of which the first is preferred.
+
+    margin: how much better it is, at least; only a reward model learns it.
+    """
 
     chosen: AnsweredRow = field(default=_NO_ANSWER)
     rejected: AnsweredRow = field(default=_NO_ANSWER)
+    margin: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRow(PromptRow):
+    """A prompt with an answer that is desirable or not."""
+
+    completion: AnsweredRow = field(default=_NO_ANSWER)
+    desirable: bool = True
 
 
 def named_answers(row: PromptRow) -> list[tuple[str, AnsweredRow]]:
     """Return the answers of a row with their columns; a single answer has no name."""
     if isinstance(row, PairRow):
         return [(CHOSEN, row.chosen), (REJECTED, row.rejected)]
+    if isinstance(row, JudgedRow):
+        return [(COMPLETION, row.completion)]
     return [("", row)] if isinstance(row, AnsweredRow) else []
+
+
+def preference_of(row: PromptRow) -> float:
+    """Return the margin of a pair, or 1 for a desirable answer and 0 for another one."""
+    if isinstance(row, JudgedRow):
+        return float(row.desirable)
+    return row.margin if isinstance(row, PairRow) else 0.0
 
 
 def parse_pair(row: Row, source: PromptSource, vocabulary: int | None = None) -> PairRow:
@@ -63,9 +95,9 @@ def parse_pair(row: Row, source: PromptSource, vocabulary: int | None = None) ->
         chosen, rejected = (
             _from_ids(row, source, name, vocabulary) for name in (CHOSEN_IDS, REJECTED_IDS)
         )
-        return PairRow("", None, {}, None, chosen=chosen, rejected=rejected)
+        return PairRow("", None, {}, None, chosen=chosen, rejected=rejected, margin=_margin(row))
     for name in (CHOSEN, REJECTED):
-        _check_answer(row, name)
+        _check_answer(row, name, (CHOSEN, REJECTED))
     if isinstance(row[CHOSEN], str) != isinstance(row[REJECTED], str):
         raise RowError(
             f"{REJECTED}: expected {_kind(row[CHOSEN])}, as {CHOSEN} is, found "
@@ -74,13 +106,54 @@ def parse_pair(row: Row, source: PromptSource, vocabulary: int | None = None) ->
     return _from_texts(row, source) if isinstance(row[CHOSEN], str) else _from_messages(row, source)
 
 
-def _check_answer(row: Row, name: str) -> None:
+def parse_judged(row: Row, source: PromptSource, vocabulary: int | None = None) -> JudgedRow:
+    """Read a row with an answer and its label, true or false; for the parameters see `parse_pair`.
+
+    Raises RowError.
+    """
+    key = source.label_key or LABEL
+    label: Any = row.get(key)
+    if label not in (True, False) or not isinstance(label, bool | int):
+        raise RowError(
+            f"{key}: expected true for a desirable answer, or false, found {shown(label)}"
+        )
+    # The label belongs to the answer, and is none that a reward compares it with.
+    row = {name: value for name, value in row.items() if name != key}
+    source = source.model_copy(update={"label_key": None})
+    if row.get(COMPLETION_IDS) is not None:
+        answer = _from_ids(row, source, COMPLETION_IDS, vocabulary)
+        return JudgedRow("", None, {}, None, completion=answer, desirable=bool(label))
+    _check_answer(row, COMPLETION, (COMPLETION, LABEL))
+    plain = parse_row(row, source)
+    if isinstance(row[COMPLETION], str):
+        answer = _text(plain, row[COMPLETION])
+    else:
+        prompt = _as_messages(plain.prompt)
+        answer = _conversation(row, source, COMPLETION, prompt, list(row[COMPLETION]))
+    return JudgedRow(
+        plain.prompt, None, plain.metadata, plain.tools, completion=answer, desirable=bool(label)
+    )
+
+
+def _margin(row: Row) -> float:
+    value: Any = row.get(MARGIN)
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not is_number(value):
+        raise RowError(f"{MARGIN}: expected a number, found {shown(value)}")
+    try:
+        return check_reward(value, MARGIN)
+    except InputError as error:
+        raise RowError(str(error)) from error
+
+
+def _check_answer(row: Row, name: str, columns: Sequence[str]) -> None:
     value: Any = row.get(name)
     if value is None:
-        columns = ", ".join(repr(str(column)) for column in list(row)[:20]) or "none"
+        found = ", ".join(repr(str(column)) for column in list(row)[:20]) or "none"
         raise RowError(
-            f"no column {name!r}; the row has {columns}; expected a prompt with the columns "
-            f"{CHOSEN} and {REJECTED}, texts or chat messages"
+            f"no column {name!r}; the row has {found}; expected a prompt with the columns "
+            f"{' and '.join(columns)}"
         )
     if not isinstance(value, str) and not (
         isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
@@ -111,11 +184,11 @@ def _from_texts(row: Row, source: PromptSource) -> PairRow:
         row = {**row, "prompt": prompt}
         chosen, rejected = chosen.removeprefix(prompt), rejected.removeprefix(prompt)
     plain = parse_row(row, source)
-    answers = [
-        AnsweredRow(plain.prompt, plain.label, plain.metadata, plain.tools, answer=text)
-        for text in (chosen, rejected)
-    ]
-    return _pair(plain, *answers)
+    return _pair(plain, _margin(row), _text(plain, chosen), _text(plain, rejected))
+
+
+def _text(plain: PromptRow, text: str) -> AnsweredRow:
+    return AnsweredRow(plain.prompt, plain.label, plain.metadata, plain.tools, answer=text)
 
 
 def _common_text(chosen: str, rejected: str) -> str:
@@ -150,7 +223,7 @@ def _from_messages(row: Row, source: PromptSource) -> PairRow:
         begins = _common_messages(prompt, messages) == prompt
         answer = messages[len(prompt) :] if begins else messages
         answers.append(_conversation(row, source, name, prompt, answer))
-    return _pair(plain, *answers)
+    return _pair(plain, _margin(row), *answers)
 
 
 def _as_messages(prompt: str | Messages) -> Messages:
@@ -184,8 +257,11 @@ def _conversation(
         {**message, TOKEN_MASK: 0} if message.get("role") == "assistant" else message
         for message in prompt
     ]
-    columns = {**row, name: [*masked, *answer]}
-    return parse_answer(columns, source.model_copy(update={"prompt_key": name}))
+    # A row with given answers would have its completion behind the conversation.
+    others = {key: value for key, value in row.items() if key != COMPLETION}
+    key = "messages" if name == COMPLETION else name
+    columns = {**others, key: [*masked, *answer]}
+    return parse_answer(columns, source.model_copy(update={"prompt_key": key}))
 
 
 # --- token ids
@@ -203,12 +279,18 @@ def _ids(row: Row, name: str) -> Sequence[int]:
     if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
         raise RowError(
             f"{name}: expected a list of token ids, as rows with {PROMPT_IDS}, {CHOSEN_IDS} and "
-            f"{REJECTED_IDS} have; found {shown(value)}"
+            f"{REJECTED_IDS} have, or {PROMPT_IDS} and {COMPLETION_IDS}; found {shown(value)}"
         )
     return value
 
 
-def _pair(plain: PromptRow, chosen: AnsweredRow, rejected: AnsweredRow) -> PairRow:
+def _pair(plain: PromptRow, margin: float, chosen: AnsweredRow, rejected: AnsweredRow) -> PairRow:
     return PairRow(
-        plain.prompt, plain.label, plain.metadata, plain.tools, chosen=chosen, rejected=rejected
+        plain.prompt,
+        plain.label,
+        plain.metadata,
+        plain.tools,
+        chosen=chosen,
+        rejected=rejected,
+        margin=margin,
     )

@@ -42,7 +42,7 @@ WITHOUT_IMAGES: list[tuple[dict[str, Any], str]] = [
         "engines of a pool get no images",
     ),
     ({"reward": {"model": {"url": "http://judge"}}}, "a reward model gets no images"),
-    ({"algorithm": {"loss": {"type": "dpo"}}}, "pairs of answers cannot have images yet"),
+    ({"algorithm": {"loss": {"type": "dpo"}}}, "preferences cannot have images yet"),
     ({"debug": {"replay": "runs/rollouts"}}, "dumped rollouts name their images"),
     (
         {

@@ -255,6 +255,16 @@ class Algorithm(Model):
         return self.loss.type in PREFERENCE_LOSSES
 
     @property
+    def paired(self) -> bool:
+        """True if an answer is trained together with a worse one."""
+        return self.prefers and self.loss.type != "kto"
+
+    @property
+    def trains_reward_model(self) -> bool:
+        """True if the model gets a head with one output, the reward."""
+        return self.loss.type == "reward_model"
+
+    @property
     def needs_reference(self) -> bool:
         """True if a term of the reward or the loss compares the policy with the reference."""
         return self.kl.coef > 0 or self.kl.loss_coef > 0 or self.loss.type in WITH_REFERENCE

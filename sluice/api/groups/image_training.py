@@ -38,8 +38,7 @@ IMAGE_TRAINING = (
     requires(
         _IMAGES,
         ~field("algorithm.loss.type").is_in(PREFERENCE_LOSSES),
-        "pairs of answers cannot have images yet: with data.images leave this algorithm.loss.type "
-        "out",
+        "preferences cannot have images yet: with data.images leave this algorithm.loss.type out",
         "data.images",
     ),
 )

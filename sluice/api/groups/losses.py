@@ -42,21 +42,29 @@ LossType = Literal[
     "sft",
     "dpo",
     "ipo",
+    "kto",
     "orpo",
     "simpo",
+    "reward_model",
 ]
-PreferenceLoss = Literal["dpo", "ipo", "orpo", "simpo"]
+PreferenceLoss = Literal["dpo", "ipo", "kto", "orpo", "simpo", "reward_model"]
 SFT: LossType = "sft"
 PREFERENCE_LOSSES: tuple[PreferenceLoss, ...] = get_args(PreferenceLoss)
 # Losses that learn from rows of a data set, without generated samples.
 OFFLINE: tuple[LossType, ...] = (SFT, *PREFERENCE_LOSSES)
 # Preference losses that compare the policy with the reference.
-WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "ipo")
+WITH_REFERENCE: tuple[PreferenceLoss, ...] = ("dpo", "ipo", "kto")
+# Preference losses with a `beta`.
+_SCALED: tuple[PreferenceLoss, ...] = ("dpo", "ipo", "kto", "orpo", "simpo")
 # Settings of `preference` that not all preference losses have.
 _TYPES_WITH: dict[str, tuple[PreferenceLoss, ...]] = {
+    "beta": _SCALED,
     "labelSmoothing": ("dpo", "simpo"),
     "lengthNormalized": ("dpo", "ipo"),
     "margin": ("simpo",),
+    "desirableWeight": ("kto",),
+    "undesirableWeight": ("kto",),
+    "centering": ("reward_model",),
 }
 # Defaults of `preference.beta` by loss: the papers'.
 _BETAS: dict[PreferenceLoss, float] = {"simpo": 2.0}
@@ -131,7 +139,7 @@ class Preference(Model):
 
     beta: PositiveFloat | None = Field(
         None,
-        description="dpo, ipo: how strongly the reference holds the policy. simpo: scale of "
+        description="dpo, ipo, kto: how strongly the reference holds the policy. simpo: scale of "
         "the rewards. orpo: weight of the odds ratio. Default: 0.1; 2.0 for simpo.",
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
@@ -147,6 +155,15 @@ class Preference(Model):
     margin: NonNegativeFloat | None = Field(
         None,
         description="simpo: least difference of the rewards of a pair (gamma). Default: 0.5.",
+    )
+    desirable_weight: NonNegativeFloat = Field(1.0, description="kto: weight of desirable answers.")
+    undesirable_weight: NonNegativeFloat = Field(
+        1.0, description="kto: weight of undesirable answers."
+    )
+    centering: NonNegativeFloat = Field(
+        0.0,
+        description="reward_model: weight of the squared sum of a pair's rewards, which keeps "
+        "rewards near 0.",
     )
 
 
@@ -165,7 +182,8 @@ class Loss(Model):
         "clip.high, by total variation or KL. clip_cov, kl_cov: tokens with a large covariance of "
         "log-prob and advantage are left out, or held back. sft: supervised fine-tuning on given "
         "answers, -log pi (docs/data.md describes the rows). dpo, ipo, orpo, simpo: learn from "
-        "pairs of a chosen and a rejected answer. Default: gspo and cispo for the "
+        "pairs of a chosen and a rejected answer; kto: from answers that are desirable or not. "
+        "reward_model: train a reward model on pairs. Default: gspo and cispo for the "
         "estimators of that name, ppo for the others.",
     )
     function: UserFunction | None = Field(
@@ -178,7 +196,7 @@ class Loss(Model):
     )
 
     preference: Preference | None = Field(
-        None, description="Types dpo, ipo, orpo and simpo: their settings."
+        None, description="Types dpo, ipo, kto, orpo, simpo and reward_model: their settings."
     )
 
     rules = (
@@ -228,7 +246,7 @@ class Loss(Model):
         given = settings.model_dump(exclude_none=True)
         defaults = {
             "beta": _BETAS.get(self.type, 0.1),
-            "length_normalized": self.type != "dpo",
+            "length_normalized": self.type not in ("dpo", "kto"),
             "margin": 0.5,
         }
         return Preference.model_validate(defaults | given)

@@ -119,8 +119,14 @@ OFFLINE_ACROSS_GROUPS = (
     requires(
         field("algorithm.loss.type").is_in(PREFERENCE_LOSSES),
         field("algorithm.loss.type").is_in(WITH_REFERENCE) | ~field("model.referencePath").is_set,
-        f"only {' and '.join(WITH_REFERENCE)} compare the policy with a reference: leave "
+        f"only {', '.join(WITH_REFERENCE)} compare the policy with a reference: leave "
         "referencePath out",
         "model.referencePath",
+    ),
+    requires(
+        field("algorithm.loss.type") == "reward_model",
+        ~field("evaluation").is_set,
+        "a reward model generates nothing that an evaluation could judge: leave evaluation out",
+        "evaluation",
     ),
 )

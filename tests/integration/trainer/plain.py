@@ -150,7 +150,7 @@ class PlainLearner(Learner):
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation = self._spec.algorithm.loss_aggregation
-        whole = self._spec.algorithm.prefers
+        whole = self._spec.algorithm.paired
         units = samples_of(shard) if whole else [[i] for i in range(len(shard))]
         rows = [packed_row(shard, unit, CPU, Lengths) for unit in units]
         return [with_loss(row, shard, totals, aggregation, CPU) for row in rows]
@@ -225,6 +225,10 @@ class Plain(LearningPolicy):
             self.critic = critic.CriticModel(settings, values, forward_values)
         no_memory = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)
         self._offload = Offload("none", **no_memory, before=lambda: None)
+
+    @property
+    def _forward_values(self) -> Forward:
+        return forward_values
 
     def _forward_of(self, numbers: TokenNumbers) -> Forward:
         return partial(forward, temperature=self.spec.temperature, numbers=numbers)

@@ -6,11 +6,13 @@ As a program it makes the run whose options are its argument.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -18,8 +20,8 @@ from sluice.api import RLJobSpec
 from sluice.data import answers, chat
 from sluice.data.checking import reader_of
 from sluice.data.files import read_file
-from sluice.data.preferences import named_answers
-from sluice.samples.sample import Prompt, Sample, SampleGroup
+from sluice.data.preferences import named_answers, preference_of
+from sluice.samples.sample import Prompt, Sample, SampleGroup, TokenSequence
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.sources.answers import sample_of
@@ -46,6 +48,18 @@ def save_model(directory: Path, kind: str = "Qwen3", **changes: Any) -> Path:
     return directory
 
 
+def save_reward_model(directory: Path, base: Path) -> Path:
+    """Save a reward model of the shape and with the tokenizer of `base`, as transformers does."""
+    import transformers
+
+    shutil.copytree(base, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.manual_seed(2)
+    model = transformers.Qwen3ForSequenceClassification.from_pretrained(base, num_labels=1)
+    model.score.weight.data.normal_(0, 0.1)
+    model.save_pretrained(directory)
+    return directory
+
+
 def save_rows(path: Path, count: int = STEPS * PAIRS) -> Path:
     """Write pairs of texts of uneven lengths, the same on every machine."""
     words = len(_WORDS)
@@ -57,6 +71,7 @@ def save_rows(path: Path, count: int = STEPS * PAIRS) -> Path:
                 "prompt": f"{i}: {' '.join(picked[: 1 + i % 3])}?",
                 "chosen": " " + " ".join(picked[3 : 4 + i % 4]),
                 "rejected": " " + " ".join(picked[7 - i % 3 :]),
+                "margin": i % 3 / 4,
             }
         )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -83,10 +98,28 @@ def samples_of(spec: RLJobSpec, rows: Path) -> list[Sample]:
         spec.data.prompts[0],
     )
     parsed = [read(located.row, source) for located in read_file(rows)]
-    return [
-        sample_of(*(answers.encode(tokenizer, answer) for _, answer in named_answers(row)))
+    samples = [
+        sample_of(
+            *(answers.encode(tokenizer, answer) for _, answer in named_answers(row)),
+            preference=preference_of(row),
+        )
         for row in parsed
     ]
+    if spec.algorithm.loss.type == "kto":
+        for sample, other in zip(samples, (samples[1], *samples), strict=False):
+            sample.branches = [with_answer_of(sample, other)]
+    return samples
+
+
+def with_answer_of(sample: Sample, other: Sample) -> TokenSequence:
+    """Return the prompt of a sample with the answer of another one, as the buffer does."""
+    answer = other.tokens[other.prompt_length :]
+    return TokenSequence(
+        tokens=np.concatenate([sample.tokens[: sample.prompt_length], answer]),
+        response_length=other.response_length,
+        loss_mask=other.loss_mask,
+        rollout_log_probs=other.rollout_log_probs,
+    )
 
 
 def train(

@@ -17,17 +17,21 @@ import torch
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
 from transformers import AutoTokenizer
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
-from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 TRAINERS = {
     "dpo": (DPOTrainer, DPOConfig),
     "cpo": (CPOTrainer, CPOConfig),
-    "orpo": (ORPOTrainer, ORPOConfig),
+    "reward": (RewardTrainer, RewardConfig),
 }
 # Metrics of TRL's log that are compared, under their names in a record of sluice.
-METRICS = {"loss": "loss", "grad_norm": "grad_norm"} | {
+METRICS = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "accuracy": "rewards/accuracies",
+    "margin": "rewards/margins",
+} | {
     name: name
     for name in (
         "rewards/chosen",
@@ -60,7 +64,8 @@ def run(task: dict[str, Any]) -> list[dict[str, float]]:
         **task["settings"],
     )
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
-    tokenizer.pad_token = tokenizer.eos_token
+    # transformers reads a reward at the last token that is not padding.
+    tokenizer.pad_token = "<|im_start|>"
     trainer = InOrder(
         task["model"],
         args=arguments,

@@ -88,6 +88,7 @@ def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> No
         ({"type": "dpo", "preference": {"lengthNormalized": True}}, 0.1, True, True),
         ({"type": "ipo"}, 0.1, True, True),
         ({"type": "ipo", "preference": {"lengthNormalized": False}}, 0.1, False, True),
+        ({"type": "kto"}, 0.1, False, True),
         ({"type": "simpo"}, 2.0, True, False),
         ({"type": "orpo", "preference": {"beta": 0.3}}, 0.3, True, False),
     ],

@@ -65,7 +65,7 @@ def test_a_job_with_images_needs_one_field() -> None:
         ),
         pytest.param(
             {"algorithm": {"loss": {"type": "dpo"}}, "reward": None},
-            "pairs of answers cannot have images yet",
+            "preferences cannot have images yet",
             id="pairs of answers",
         ),
         pytest.param(

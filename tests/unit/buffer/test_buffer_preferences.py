@@ -121,3 +121,24 @@ def test_a_wrong_row_ends_the_job_with_its_line(dpo: MakeBuffer, tmp_path: Path)
     file = rows(tmp_path / "wrong.jsonl", row3={"prompt": "a", "chosen": "b"})
     with pytest.raises(ConfigurationError, match=r"wrong.jsonl:4: no column 'rejected'"):
         dpo(file)
+
+
+def test_an_answer_of_kto_has_the_one_of_the_row_before_to_estimate_a_kl(
+    dpo: MakeBuffer, tmp_path: Path
+) -> None:
+    judged = {
+        f"row{i}": {"prompt": f"{i} + 1 =", "completion": f" {i + 1}", "label": i % 2 == 0}
+        for i in range(5)
+    }
+    judged["row3"]["completion"] = "?" * 300
+    file = rows(tmp_path / "judged.jsonl", 5, **judged)
+    buffer = dpo(file, algorithm={"loss": {"type": "kto"}})
+    assert buffer.step(1) == [0, 1, 2, 4]
+    made = [group.samples[0] for group in samples(buffer, 1)]
+    assert [sample.reward for sample in made] == [1.0, 0.0, 1.0, 1.0]
+    assert [trained(sample) for sample in made] == [f" {i}<|im_end|>" for i in (1, 2, 3, 5)]
+    others = [[trained(branch) for branch in sample.branches] for sample in made]
+    assert others == [[" 2<|im_end|>"], [" 1<|im_end|>"], [" 2<|im_end|>"], []]
+    whole = tokenizer().decode(np.frombuffer(made[1].branches[0].tokens, "<i4"))
+    assert whole == "1 + 1 = 1<|im_end|>"
+    buffer.check()

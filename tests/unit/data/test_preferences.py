@@ -8,7 +8,12 @@ import pytest
 
 from sluice.api.groups.data import PromptSource
 from sluice.data.answers import encode
-from sluice.data.preferences import named_answers, parse_pair
+from sluice.data.preferences import (
+    named_answers,
+    parse_judged,
+    parse_pair,
+    preference_of,
+)
 from sluice.data.rows import RowError
 from tests.chat import assistant, tokenizer, user
 
@@ -148,6 +153,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"prompt_ids": [1], "chosen_ids": [True], "rejected_ids": [2]},
         "chosen_ids: expected a list of token ids",
     ),
+    "a margin that is no number": (
+        {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "large"},
+        "margin: expected a number, found .large",
+    ),
+    "a margin without a bound": (
+        {"prompt": "a", "chosen": "b", "rejected": "c", "margin": float("inf")},
+        "margin is inf, expected a finite number",
+    ),
     "an id beyond the model": (
         {"prompt_ids": [1], "chosen_ids": [1], "rejected_ids": [300]},
         r"rejected_ids\[1\]: token id 300, expected ids below 258",
@@ -164,3 +177,58 @@ def test_a_wrong_row_is_refused_with_its_column(row: dict[str, Any], message: st
     key = "question" if "question" in message else None
     with pytest.raises(RowError, match=message):
         parse_pair(row, SOURCE.model_copy(update={"prompt_key": key}), 258)
+
+
+def test_a_pair_may_have_a_margin() -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    assert preference_of(parse_pair(row, SOURCE)) == 0
+    assert preference_of(parse_pair(row | {"margin": 0.5}, SOURCE)) == 0.5
+
+
+JUDGED: dict[str, tuple[dict[str, Any], tuple[str, str], float]] = {
+    "a text": (
+        {"prompt": "2 + 2 =", "completion": " 4", "label": True},
+        ("2 + 2 =", f" 4{END}"),
+        1.0,
+    ),
+    "messages": (
+        {"prompt": [user("2 + 2")], "completion": REJECTED, "label": False},
+        PAIR["rejected"],
+        0.0,
+    ),
+    "token ids": (
+        {"prompt_ids": [17, 18], "completion_ids": [19], "label": 1},
+        ("23", "4"),
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("row", "expected", "label"), JUDGED.values(), ids=JUDGED)
+def test_an_answer_with_a_label_is_read(
+    row: dict[str, Any], expected: tuple[str, str], label: float
+) -> None:
+    parsed = parse_judged(row, SOURCE)
+    assert preference_of(parsed) == label
+    ((_, answer),) = named_answers(parsed)
+    encoded = encode(tokenizer(), answer)
+    ids = list(zip(encoded.tokens, encoded.mask, strict=True))
+    assert expected == tuple(
+        tokenizer().decode([i for i, mask in ids if mask == kind]) for kind in (0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        pytest.param({"label": "yes"}, "label: expected true .* found .yes", id="text"),
+        pytest.param({"label": []}, "label: expected true", id="list"),
+        pytest.param({"label": 0.5}, "label: expected true", id="share"),
+        pytest.param({"label": None}, "label: expected true", id="none"),
+        pytest.param({"completion": None}, "expected a prompt with the columns completion", id="c"),
+        pytest.param({"prompt": None}, "no column 'prompt' or 'input'", id="no prompt"),
+    ],
+)
+def test_a_wrong_answer_with_a_label_is_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(RowError, match=message):
+        parse_judged({"prompt": "a", "completion": "b", "label": True} | row, SOURCE)

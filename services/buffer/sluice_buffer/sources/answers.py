@@ -23,7 +23,7 @@ from sluice.api.groups.data import PromptSource
 from sluice.data import answers, chat
 from sluice.data.answers import Encoded
 from sluice.data.chat import PromptError
-from sluice.data.preferences import named_answers
+from sluice.data.preferences import JudgedRow, named_answers, preference_of
 from sluice.data.rows import PromptRow, RowError
 from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
 from sluice.images.image import Image
@@ -258,6 +258,8 @@ class Answers:
         else:
             images = [prompt.images[bytes.fromhex(name)] for name in prompt.message.images]
             sample = self._sample(row, source, prompt.message.row, images)
+            if isinstance(row, JudgedRow) and sample.status is SampleStatus.COMPLETED:
+                sample.branches = self._mismatched(sample, group_id)
         return Prepared(
             pb.SampleGroup(prompt=prompt.message, samples=[codec.sample_to_message(sample)]), prompt
         )
@@ -272,6 +274,29 @@ class Answers:
                 if self._closing.wait(PAUSE_SECONDS):
                     break
         return self.prompts.training(group_id)
+
+    def _mismatched(self, sample: Sample, group_id: int) -> list[TokenSequence]:
+        """Return the prompt with the answer to another one, with which kto estimates a KL.
+
+        It is the answer of the row before, of the first row the one after it, so that it is the
+        same after a restart. There is none if that row cannot be trained, or if it is too long.
+        """
+        prompt, row, source = self._read(group_id - 1 if group_id else 1)
+        other = self._sample(row, source, prompt.message.row, [])
+        own = sample.tokens[: sample.prompt_length]
+        if other.status is not SampleStatus.COMPLETED:
+            return []
+        if len(own) + other.response_length > self.longest:
+            return []
+        answer = other.tokens[other.prompt_length :]
+        return [
+            TokenSequence(
+                tokens=np.concatenate([own, answer]),
+                response_length=other.response_length,
+                loss_mask=other.loss_mask,
+                rollout_log_probs=other.rollout_log_probs,
+            )
+        ]
 
     def _sample(
         self, row: Any, source: PromptSource, number: int, images: Sequence[Image]
@@ -295,7 +320,7 @@ class Answers:
             return _refused(f"{where}: {why}", PROMPT_TOO_LONG)
         if not all(any(answer.mask) for answer in encoded):
             return _refused(f"{where}: no token of it is trained", NOTHING_TRAINED)
-        sample = sample_of(*encoded)
+        sample = sample_of(*encoded, preference=preference_of(row))
         sample.images, sample.image_tokens = [image.digest for image in images], added
         return sample
 
@@ -347,12 +372,15 @@ def _attach(key: GroupKey, prepared: Prepared, memory: Memory, free_bytes: int) 
     return space
 
 
-def sample_of(encoded: Encoded, *others: Encoded) -> Sample:
-    """Make a sample of answers; the others are its branches."""
+def sample_of(encoded: Encoded, *others: Encoded, preference: float = 0.0) -> Sample:
+    """Make a sample of answers; the others are its branches.
+
+    preference: what the row says about them (`preference_of`), which is the sample's reward.
+    """
     return Sample(
         index=0,
         response=encoded.answer,
-        reward=0.0,
+        reward=preference,
         status=SampleStatus.COMPLETED,
         branches=[TokenSequence(**_sequence(other)) for other in others],
         **_sequence(encoded),

@@ -46,7 +46,7 @@ class LossInputs:
     Attributes
     ----------
     advantages
-        Advantage of each token.
+        Advantage of each token; `TrainSequence.advantage` says what it is with other losses.
     loss_weights, metric_weights
         Weights of `aggregation.token_weights`; 0 at masked tokens.
     rollout_log_probs
@@ -72,6 +72,8 @@ class LossInputs:
         Sequences of the micro-batch.
     sample_weight
         Weight of a sample in a mean over the optimizer step's samples.
+    reference_kl
+        Estimate of the KL from the reference, at least 0; only with kto.
 
     """
 
@@ -90,6 +92,7 @@ class LossInputs:
     mean_weight: float = 1.0
     sequences: int = 0
     sample_weight: float = 1.0
+    reference_kl: float = 0.0
 
     @property
     def mask(self) -> Tensor:

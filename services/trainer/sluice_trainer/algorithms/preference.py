@@ -1,7 +1,8 @@
-"""Losses of preferences: of a chosen and a rejected answer the first becomes more likely.
+"""Losses of preferences: preferred answers become more likely, or get a higher reward.
 
-The sequences of a micro-batch are pairs, the chosen answer first. What a loss compares is a score
-of each answer, [pairs]: its log-prob, or how much more likely it is than under the reference.
+The sequences of a micro-batch are pairs, the chosen answer first; with kto they are single answers.
+What a loss compares is a score of each answer: its log-prob, how much more likely it is than under
+the reference, or its reward.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch.nn.functional import logsigmoid
 from sluice.api.groups.losses import WITH_REFERENCE, Loss, LossType, Preference
 from sluice_trainer.algorithms.aggregation import reduce_tokens
 from sluice_trainer.algorithms.objective import LossInputs, Objective, zero_masked_tokens
+
+# Share of desirable answers of a step.
+DESIRABLE = "desirable_ratio"
 
 
 class Pairs(NamedTuple):
@@ -46,6 +50,8 @@ def preference_objective(
         `algorithm.loss`.
 
     """
+    if loss.type == "kto":
+        return kto_objective(log_probs, entropy, inputs, loss.preferences)
     log_probs, inputs = zero_masked_tokens(log_probs, inputs)
     settings, lengths = loss.preferences, answer_lengths(inputs)
     assert settings.beta is not None
@@ -87,7 +93,10 @@ def _losses(
 
 
 def mean_objective(
-    losses: Tensor, metrics: Mapping[str, Tensor], inputs: LossInputs, entropy: Tensor
+    losses: Tensor,
+    metrics: Mapping[str, Tensor],
+    inputs: LossInputs,
+    entropy: Tensor | None = None,
 ) -> Objective:
     """Return the mean of losses and metrics over the optimizer step's samples.
 
@@ -99,8 +108,83 @@ def mean_objective(
 
     loss = mean(losses)
     sums = {name: mean(values.detach()) for name, values in metrics.items()}
-    sums["entropy_loss"] = reduce_tokens(entropy.detach(), inputs.metric_weights)
+    if entropy is not None:
+        sums["entropy_loss"] = reduce_tokens(entropy.detach(), inputs.metric_weights)
     return Objective(loss, {"loss": loss.detach().clone(), **sums})
+
+
+def kto_objective(
+    log_probs: Tensor, entropy: Tensor, inputs: LossInputs, settings: Preference
+) -> Objective:
+    """Compute the loss of Kahneman-Tversky optimisation (Ethayarajh et al. 2024, eq. 8).
+
+    With r = log pi - log pi_ref of an answer and z the KL from the reference, a desirable answer
+    costs desirableWeight * (1 - sigmoid(beta * (r - z))), another one undesirableWeight * (1 -
+    sigmoid(beta * (z - r))). The parameters are those of `preference_objective`.
+    """
+    log_probs, inputs = zero_masked_tokens(log_probs, inputs)
+    if inputs.ref_log_probs is None:
+        raise ValueError("algorithm.loss.type: kto needs the reference's log-probs")
+    assert settings.beta is not None
+    own = _by_sequence(log_probs, inputs)
+    ratio = own - _by_sequence(inputs.ref_log_probs, inputs)
+    # The label, 0 or 1, is the mean over the answer's tokens of what is equal at all of them.
+    counts = _by_sequence(inputs.mask.to(own.dtype), inputs).clamp(min=1)
+    desirable = _by_sequence(inputs.advantages, inputs) / counts
+    losses = kto_loss(ratio, desirable > 0.5, inputs.reference_kl, settings)
+    rewards = settings.beta * ratio.detach()
+    metrics = {
+        DESIRABLE: desirable,
+        "rewards/chosen": rewards * desirable,
+        "rewards/rejected": rewards * (1 - desirable),
+        "logps/chosen": own * desirable,
+        "logps/rejected": own * (1 - desirable),
+        "kl": torch.full_like(own, inputs.reference_kl),
+    }
+    return mean_objective(losses, metrics, inputs, entropy)
+
+
+def kto_loss(ratio: Tensor, desirable: Tensor, kl: float, settings: Preference) -> Tensor:
+    """Return the loss of each answer, [answers]; `kto_objective` has the formula."""
+    assert settings.beta is not None
+    gain = settings.desirable_weight * (1 - torch.sigmoid(settings.beta * (ratio - kl)))
+    harm = settings.undesirable_weight * (1 - torch.sigmoid(settings.beta * (kl - ratio)))
+    return torch.where(desirable, gain, harm)
+
+
+def with_means_by_label(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics of kto's step as means over desirable and over other answers.
+
+    Those of a label that no answer has are left out.
+    """
+    if DESIRABLE not in metrics:
+        return metrics
+    share = metrics[DESIRABLE]
+    result = dict(metrics)
+    for kind, of_kind in (("chosen", share), ("rejected", 1 - share)):
+        for name in (f"rewards/{kind}", f"logps/{kind}"):
+            total = result.pop(name)
+            if of_kind > 0:
+                result[name] = total / of_kind
+    if 0 < share < 1:
+        result["rewards/margins"] = result["rewards/chosen"] - result["rewards/rejected"]
+    return result
+
+
+def reward_model_objective(rewards: Tensor, inputs: LossInputs, settings: Preference) -> Objective:
+    """Compute the loss of a reward model: -log sigmoid(chosen - rejected - margin).
+
+    It is the likelihood of the preferences under Bradley and Terry's model, with the margin of
+    Llama 2 (Touvron et al. 2023, eq. 2). `centering` times the squared sum of both rewards keeps
+    them near 0 (Eisenstein et al. 2023).
+
+    rewards: [sequences], the reward of each answer, with gradient.
+    """
+    pairs, margins = answer_sums(rewards, inputs), answer_sums(inputs.advantages, inputs)
+    losses = -logsigmoid(pairs.chosen - pairs.rejected - margins.chosen)
+    if settings.centering:
+        losses = losses + settings.centering * (pairs.chosen + pairs.rejected).square()
+    return mean_objective(losses, reward_metrics(pairs), inputs)
 
 
 def answer_sums(values: Tensor, inputs: LossInputs) -> Pairs:

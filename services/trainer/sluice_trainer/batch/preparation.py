@@ -89,12 +89,12 @@ def prepare(
     spec, steps = policy.spec, policy.spec.trainer.steps_per_batch
     totals = batch_totals(batch, spec)
     if spec.algorithm.offline:
-        # Given answers have no reward, so there is no advantage to estimate.
+        # There is no advantage to estimate: a sample's reward is what its row says.
         answers = [
-            sequence
+            sequence.at_end() if spec.algorithm.trains_reward_model else sequence
             for group in groups
             for sample in group.samples
-            for sequence in TrainSequence.from_sample(group.group_id, sample, 0.0)
+            for sequence in TrainSequence.from_sample(group.group_id, sample, sample.reward or 0.0)
         ]
         return PreparedBatch(by_optimizer_step(batch, answers, steps), totals, {})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -68,7 +68,8 @@ class TrainSequence(Sequence):
     rollout_log_probs
         [response], log-probs under the engine that sampled the tokens.
     advantage
-        [response], or one number for all response tokens.
+        [response], or one number for all response tokens. With a loss of preferences the margin of
+        the pair, or 1 for a desirable answer and 0 for another one.
     group_id, index, branch
         Group of the sample, index of the sample in its group, and index of this sequence in the
         sample.
@@ -151,6 +152,19 @@ class TrainSequence(Sequence):
             )
             for branch, sequence in enumerate(sequences)
         ]
+
+    def at_end(self) -> TrainSequence:
+        """Return the sequence with a response of one token more, whose value a reward model reads.
+
+        Values are read at the position before a token, so this is the value at the last token.
+        """
+        return replace(
+            self,
+            tokens=np.append(self.tokens, np.int32(0)),
+            response_length=1,
+            loss_mask=np.ones(1, np.uint8),
+            rollout_log_probs=np.zeros(1, np.float32),
+        )
 
     def __post_init__(self) -> None:
         Sequence.__post_init__(self)

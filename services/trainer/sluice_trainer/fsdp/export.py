@@ -19,7 +19,7 @@ from sluice_trainer.fsdp import lora
 from sluice_trainer.fsdp.families import kept_parameters
 from sluice_trainer.fsdp.nf4 import dequantized, packed_weights
 from sluice_trainer.fsdp.sharding import named_tensors
-from sluice_trainer.model.huggingface_files import Config, read_config
+from sluice_trainer.model.huggingface_files import HEAD, VALUE_HEAD, Config, read_config
 
 _LAYER = re.compile(r"(.*\.layers\.\d+\.)")
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<kind>gate|up|down)_proj\.weight")
@@ -63,6 +63,8 @@ def hf_tensors(
         if factor is not None:
             full = lora.merge(full, factor, experts)
         tensors = revert_weight_conversion(model, full)
+        if (head := tensors.get(HEAD)) is not None and head.shape[0] == 1:
+            tensors = {VALUE_HEAD: head}
         yield from _stacked(tensors, stack_name) if stack_name else tensors.items()
 
 

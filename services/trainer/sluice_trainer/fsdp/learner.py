@@ -54,7 +54,7 @@ class ShardedLearner(Learner):
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation = self._spec.algorithm.loss_aggregation
-        together = self._spec.algorithm.prefers
+        together = self._spec.algorithm.paired
         rows = micro_batches(self.net, shard, self._size, self._ranks, whole_samples=together)
         return [with_loss(batch, shard, totals, aggregation, DEVICE) for batch in rows]
 

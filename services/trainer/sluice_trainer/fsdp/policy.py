@@ -80,6 +80,7 @@ class ShardedPolicy(LearningPolicy):
             lora=spec.trainer.lora,
             vision=spec.trainer.trained_parts if spec.data.images else None,
             shares_rows=self._share.size > 1,
+            values=spec.algorithm.trains_reward_model,
         )
         config = recipe.config()
         # The setting of the model that is built: of the whole, or of its language model alone.
@@ -92,7 +93,8 @@ class ShardedPolicy(LearningPolicy):
         if not recipe.drawn:
             self._check_names(net.model)
         self._adapter = adapter_config(net.model, model_dir) if recipe.lora else None
-        check_log_probs(net, recipe.compute, spec.data.seed)
+        if not recipe.values:
+            check_log_probs(net, recipe.compute, spec.data.seed)
         if net.tower is not None:
             check_positions(net.model)
         own_steps = steps_of_policy(total_steps, settings)
@@ -155,6 +157,10 @@ class ShardedPolicy(LearningPolicy):
             numbers=numbers,
             teacher_divergence=self._teacher_divergence,
         )
+
+    @property
+    def _forward_values(self) -> Forward:
+        return forward_values
 
     def hf_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None

@@ -78,6 +78,8 @@ class MegatronPolicy(LearningPolicy):
         parallel.initialize(spec.trainer.parallelism, seed=spec.data.seed, timeout=timeout)
         self.ranks = parallel.ranks(timeout)
         self.shape = read_shape(model_dir)
+        if spec.algorithm.trains_reward_model:
+            self.shape = replace(self.shape, tied=False, value_head=True)
         check_tied(
             self.shape.tied,
             self.shape.model_type,
@@ -120,6 +122,10 @@ class MegatronPolicy(LearningPolicy):
             numbers=numbers,
             teacher_divergence=self._teacher_divergence,
         )
+
+    @property
+    def _forward_values(self) -> Forward:
+        return forward_values
 
     def _with_old_log_probs(self, shard: Seq[TrainSequence]) -> list[TrainSequence]:
         """Also keep the experts that this pass chooses, with `routingReplay: trainer`."""

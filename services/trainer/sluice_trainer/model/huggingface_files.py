@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -22,6 +23,7 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 # The head of a critic, with the name of a reward model's in `...ForSequenceClassification`.
 VALUE_HEAD = "score.weight"
+_CLASSIFIER = "ForSequenceClassification"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _INDEXES = (INDEX, "pytorch_model.bin.index.json")
@@ -182,6 +184,23 @@ def _opened(path: Path) -> AbstractContextManager[Any]:
         return nullcontext(_PickledFile(path))
     file: AbstractContextManager[Any] = safe_open(path, framework="pt")
     return file
+
+
+def sequence_classifier(config: Config) -> Config:
+    """Return the configuration of a model with a head of one output in place of its output layer.
+
+    It is that of transformers' `...ForSequenceClassification`, which SGLang serves as a reward
+    model.
+    """
+    named = {
+        "architectures": [
+            re.sub(r"(ForCausalLM|ForConditionalGeneration)$", _CLASSIFIER, name)
+            for name in config.get("architectures") or []
+        ],
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+    }
+    return {**config, **named}
 
 
 def save_hf(

@@ -31,7 +31,11 @@ from sluice_trainer.algorithms.objective import (
     Objective,
     policy_objective,
 )
-from sluice_trainer.algorithms.preference import preference_objective
+from sluice_trainer.algorithms.preference import (
+    preference_objective,
+    reward_model_objective,
+    with_means_by_label,
+)
 from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint import checkpoint_writer
@@ -55,10 +59,14 @@ from sluice_trainer.lora.files import save_adapter
 from sluice_trainer.memory.offload import Offload, memory_used
 from sluice_trainer.model import deterministic
 from sluice_trainer.model.complete_checkpoint import save_complete
-from sluice_trainer.model.huggingface_files import Config, read_config, save_hf
+from sluice_trainer.model.huggingface_files import Config, read_config, save_hf, sequence_classifier
 from sluice_trainer.policy.critic import CriticModel
 from sluice_trainer.policy.teacher import FrozenModel
-from sluice_trainer.step.batch_statistics import OptimizerStep, with_step_statistics
+from sluice_trainer.step.batch_statistics import (
+    OptimizerStep,
+    reference_kl,
+    with_step_statistics,
+)
 from sluice_trainer.step.divergence import TeacherDivergence
 from sluice_trainer.step.learner import Learner
 from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
@@ -125,8 +133,18 @@ class LearningPolicy(ABC):
         """
 
     @property
+    @abstractmethod
+    def _forward_values(self) -> Forward:
+        """The forward pass of a model with a head of one number: [1, r]."""
+
+    @property
     def _forward(self) -> Forward:
-        """The forward pass of training, whose first rows are log-probs and entropies."""
+        """The forward pass of training.
+
+        Its first rows are log-probs and entropies, or the rewards of a reward model.
+        """
+        if self.spec.algorithm.trains_reward_model:
+            return self._forward_values
         return self._forward_of(log_probs_and_entropies)
 
     @abstractmethod
@@ -228,11 +246,14 @@ class LearningPolicy(ABC):
         parts = self._with_log_probs(parts)
         results = []
         for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
-            batches = self._learner.micro_batches(shard, total)
+            if self.spec.algorithm.loss.type == "kto":
+                batches = self._batches_of_kto(shard, total)
+            else:
+                batches = self._learner.micro_batches(shard, total)
             batches = self._with_step_statistics(number, batches, shard)
             self._micro_batch_size.record(batches)
             results.append(self._learner.step(batches, self._forward, self._objective))
-        metrics = means(results) | {"lr": self._learner.rate}
+        metrics = with_means_by_label(means(results)) | {"lr": self._learner.rate}
         if "nll" in metrics:
             metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
         if DIFFERENCE_ON_POLICY in metrics:  # turn it into a mean over on-policy tokens alone
@@ -242,6 +263,18 @@ class LearningPolicy(ABC):
         if deterministic.enabled():
             named["deterministic"] = 1.0
         return {f"train/{name}": value for name, value in named.items()}
+
+    def _batches_of_kto(self, shard: Seq[TrainSequence], total: BatchTotals) -> list[MicroBatch]:
+        """Return the micro-batches of the answers, with the KL of the others. Collective.
+
+        The branch of a sample is its prompt with another answer (`reference_kl`).
+        """
+        mismatched = [s for s in shard if s.branch]
+        kl = reference_kl(mismatched, self.log_probs(mismatched), self.ranks)
+        batches = self._learner.micro_batches([s for s in shard if not s.branch], total)
+        return [
+            replace(b, loss=replace(b.loss, reference_kl=kl)) for b in batches if b.loss is not None
+        ]
 
     def _with_step_statistics(
         self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]
@@ -259,8 +292,10 @@ class LearningPolicy(ABC):
         return batches
 
     def _objective(self, output: Tensor, inputs: LossInputs) -> Objective:
-        log_probs, entropy, *divergences = output
         algorithm = self.spec.algorithm
+        if algorithm.trains_reward_model:
+            return reward_model_objective(output[0], inputs, algorithm.loss.preferences)
+        log_probs, entropy, *divergences = output
         if algorithm.prefers:
             return preference_objective(log_probs, entropy, inputs, algorithm.loss)
         if algorithm.offline:
@@ -373,7 +408,11 @@ class LearningPolicy(ABC):
         assert self._adapter is not None
         tensors = self.adapter_tensors()
         if self.ranks.rank == 0:
-            save_adapter(tensors, directory, self._adapter)
+            config = self._adapter
+            if self.spec.algorithm.trains_reward_model:
+                # Its head is trained whole.
+                config = replace(config, task_type="SEQ_CLS", modules_to_save=["score"])
+            save_adapter(tensors, directory, config)
         dist.barrier()
 
     def _own_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -392,7 +431,11 @@ class LearningPolicy(ABC):
         """
         tensors = self._own_tensors()
         if self.ranks.rank == 0:
-            if self.spec.model.init == "random":
+            if self.spec.algorithm.trains_reward_model:
+                # The output layer of `model.path` is no part of it.
+                config = sequence_classifier(self._own_config())
+                save_hf(tensors, directory, self.model_dir, config=config)
+            elif self.spec.model.init == "random":
                 save_hf(tensors, directory, self.model_dir, config=self._own_config())
             else:
                 save_complete(tensors, directory, self.model_dir)

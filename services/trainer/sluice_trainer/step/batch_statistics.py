@@ -106,6 +106,32 @@ def with_step_statistics(
     return batches
 
 
+def reference_kl(mismatched: Seq[TrainSequence], log_probs: Seq[Tensor], ranks: Ranks) -> float:
+    """Return kto's estimate of the KL from the reference, at least 0. Collective.
+
+    It is the mean of log pi - log pi_ref over answers to other prompts (Ethayarajh et al. 2024,
+    section 4.1). There is no gradient.
+
+    Parameters
+    ----------
+    mismatched
+        This rank's sequences of a prompt and the answer to another one.
+    log_probs
+        Current log-probs of each, [response].
+    ranks
+        All ranks.
+
+    """
+    ratios = []
+    for sequence, current in zip(mismatched, log_probs, strict=True):
+        assert sequence.ref_log_probs is not None
+        trained = torch.from_numpy(sequence.loss_mask) > 0
+        ratios.append((current - sequence.ref_log_probs)[trained].sum())
+    none = torch.zeros(1)
+    sums = _over_ranks(ranks, ratio=[*ratios, none[0]], count=[torch.tensor(float(len(ratios)))])
+    return max(sums["ratio"] / max(sums["count"], 1.0), 0.0)
+
+
 def _old(inputs: LossInputs) -> Tensor:
     assert inputs.old_log_probs is not None, (
         "several optimizer steps have log-probs of the weights before them"

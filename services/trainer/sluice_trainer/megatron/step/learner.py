@@ -118,7 +118,7 @@ class MegatronLearner(Learner):
         return [
             train_micro_batch(shard, members, totals, aggregation, DEVICE, split=split)
             for members in _bins(
-                shard, self._layout, self._size, whole_samples=self._spec.algorithm.prefers
+                shard, self._layout, self._size, whole_samples=self._spec.algorithm.paired
             )
         ]
 
