@@ -23,7 +23,7 @@ from sluice.wire.v1.common_pb2 import Prompt
 from sluice_buffer.capacity import StorageCapacity
 from sluice_buffer.group import GroupKey, LeaseName, unpack_facts
 from sluice_buffer.rules.admission import AdmissionPolicy, total_steps
-from sluice_buffer.rules.balance import assign, costs
+from sluice_buffer.rules.balance import BY_TOKENS, CostModel, assign
 from sluice_buffer.sources.local_groups import local_source_of
 from sluice_buffer.sources.prompts import Prompts, PromptWithImages, prompts_of, stable_hash
 from sluice_buffer.state.images import GroupImages
@@ -258,7 +258,7 @@ class Buffer:
 
     # -- queries
 
-    def sequences(self, step: int, ranks: int, balance_tokens: float = 0.0) -> list[pb.Sequence]:
+    def sequences(self, step: int, ranks: int, cost: CostModel = BY_TOKENS) -> list[pb.Sequence]:
         """Return the fixed batch of a step, with the rank and optimizer step of each sequence.
 
         Parameters
@@ -267,8 +267,8 @@ class Buffer:
             Step whose batch is fixed.
         ranks
             Data-parallel ranks of the trainer.
-        balance_tokens
-            n0, the length at which attention costs as much as all else (`rules.balance.costs`).
+        cost
+            What training on a sequence costs; ranks share it equally.
 
         Returns
         -------
@@ -283,7 +283,7 @@ class Buffer:
         ]
         trainer = self.job.spec.trainer
         places = assign(
-            costs([f.length for _, _, f in facts], balance_tokens),
+            [cost.of(fact.length, fact.image_tokens) for _, _, fact in facts],
             trainer.steps_per_batch,
             ranks,
         )

@@ -131,21 +131,45 @@ class SampleFacts(NamedTuple):
     reward: float
     min_version: int
     max_version: int
+    # Tokens that images add, of all sequences; they are among `length`.
+    image_tokens: int = 0
 
 
-_FACTS = struct.Struct("<iiiidqq")
+# The upper 24 bits of the status have the tokens of images. Databases from before have zeros there.
+_FACTS = struct.Struct("<iiiIdqq")
+_STATUS_BITS = 8
+_MOST_IMAGE_TOKENS = (1 << 24) - 1
 
 
-# Packs SampleFacts, whose values are given one by one in their order.
-pack_fact = _FACTS.pack
+def pack_fact(
+    length: int,
+    response_length: int,
+    trainable_tokens: int,
+    status: int,
+    reward: float,
+    min_version: int,
+    max_version: int,
+    image_tokens: int = 0,
+) -> bytes:
+    """Pack SampleFacts, whose values are given in their order."""
+    status |= min(image_tokens, _MOST_IMAGE_TOKENS) << _STATUS_BITS
+    versions = min_version, max_version
+    return _FACTS.pack(length, response_length, trainable_tokens, status, reward, *versions)
 
 
 def pack_facts(facts: list[SampleFacts]) -> bytes:
-    return b"".join([_FACTS.pack(*fact) for fact in facts])
+    return b"".join([pack_fact(*fact) for fact in facts])
 
 
 def unpack_facts(data: bytes) -> list[SampleFacts]:
-    return [SampleFacts(*values) for values in _FACTS.iter_unpack(data)]
+    return [_unpacked(*values) for values in _FACTS.iter_unpack(data)]
+
+
+def _unpacked(
+    length: int, response: int, trainable: int, packed: int, reward: float, oldest: int, newest: int
+) -> SampleFacts:
+    status, image_tokens = packed & ((1 << _STATUS_BITS) - 1), packed >> _STATUS_BITS
+    return SampleFacts(length, response, trainable, status, reward, oldest, newest, image_tokens)
 
 
 def group_name(key: GroupKey, serial: int) -> str:

@@ -109,18 +109,20 @@ class ReturnResponse(_message.Message):
     def __init__(self, key: _Optional[int] = ..., accepted: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
 
 class TakeBatchRequest(_message.Message):
-    __slots__ = ("trainer", "step", "data_parallel_size", "wait_seconds", "balance_tokens")
+    __slots__ = ("trainer", "step", "data_parallel_size", "wait_seconds", "balance_tokens", "image_cost")
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DATA_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BALANCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_COST_FIELD_NUMBER: _ClassVar[int]
     trainer: Caller
     step: int
     data_parallel_size: int
     wait_seconds: float
     balance_tokens: float
-    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., data_parallel_size: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., balance_tokens: _Optional[float] = ...) -> None: ...
+    image_cost: float
+    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., data_parallel_size: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., balance_tokens: _Optional[float] = ..., image_cost: _Optional[float] = ...) -> None: ...
 
 class Sequence(_message.Message):
     __slots__ = ("group_id", "index", "length", "response_length", "trainable_tokens", "reward", "rank", "optimizer_step", "min_version", "max_version", "status")
@@ -179,18 +181,20 @@ class TakeBatchResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[TakeBatchResponse.State, str]] = ..., step: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., wait_time_seconds: _Optional[float] = ..., checkpoint_wanted: _Optional[bool] = ..., late_seconds: _Optional[float] = ...) -> None: ...
 
 class GetShardRequest(_message.Message):
-    __slots__ = ("trainer", "step", "rank", "data_parallel_size", "balance_tokens")
+    __slots__ = ("trainer", "step", "rank", "data_parallel_size", "balance_tokens", "image_cost")
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     DATA_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     BALANCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_COST_FIELD_NUMBER: _ClassVar[int]
     trainer: Caller
     step: int
     rank: int
     data_parallel_size: int
     balance_tokens: float
-    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., data_parallel_size: _Optional[int] = ..., balance_tokens: _Optional[float] = ...) -> None: ...
+    image_cost: float
+    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., data_parallel_size: _Optional[int] = ..., balance_tokens: _Optional[float] = ..., image_cost: _Optional[float] = ...) -> None: ...
 
 class CommitStepRequest(_message.Message):
     __slots__ = ("trainer", "step", "version", "metrics")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from sluice.images.image import Image
 from sluice.images.processor import ImageProcessor
 from sluice.runtime.pod_env import ConfigurationError
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.group import SampleFacts, pack_facts, unpack_facts
 from sluice_buffer.sources import answers as source
 from sluice_buffer.sources.prompts import RowUnavailableError
 from tests.unit.buffer.buffer_tools import LocalBuffer
@@ -76,12 +79,23 @@ def test_a_sample_has_its_image_and_counts_its_tokens(sft: MakeBuffer, model: Pa
         tokens = np.frombuffer(sample.tokens, "<i4")
         assert list(tokens).count(processor.placeholder) == 1
         assert sample.response == f"{number}<|im_end|>"
+        (fact,) = unpack_facts(buffer.core.memory.groups[number].summary)
+        assert (fact.image_tokens, fact.status) == (sample.image_tokens, sample.status)
     lengths = [s.length for s in buffer.core.sequences(1, 1)]
     assert lengths[0] < lengths[2]
     assert stored(buffer) == {of_row(number).digest for number in range(3)}
     buffer.restart()
     assert stored(buffer) == {of_row(number).digest for number in range(3)}
     buffer.check()
+
+
+def test_facts_of_older_databases_have_no_images() -> None:
+    old = struct.Struct("<iiiidqq").pack(9, 4, 3, pb.SAMPLE_STATUS_TRUNCATED, 0.5, 1, 2)
+    fact = SampleFacts(9, 4, 3, pb.SAMPLE_STATUS_TRUNCATED, 0.5, 1, 2)
+    assert unpack_facts(old) == [fact]
+    assert pack_facts([fact]) == old
+    many = fact._replace(image_tokens=1 << 30)
+    assert unpack_facts(pack_facts([many])) == [many._replace(image_tokens=(1 << 24) - 1)]
 
 
 def test_images_go_with_the_checkpoint(sft: MakeBuffer) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_buffer.rules.balance import assign, balance, costs, optimizer_steps
+from sluice_buffer.rules.balance import CostModel, assign, balance, optimizer_steps
 
 lengths = st.lists(st.integers(1, 20_000), max_size=80)
 ranks = st.integers(1, 9)
@@ -64,6 +64,10 @@ def test_a_long_sequence_against_short_ones(n0: float, expected: list[int]) -> N
     assert balance(costs([400, 100, 100, 100, 100], n0), 2) == expected
 
 
+def costs(lengths: list[int], n0: float) -> list[float]:
+    return [CostModel(n0).of(length) for length in lengths]
+
+
 def test_by_operations_a_long_sequence_outweighs_its_tokens() -> None:
     """Half of 800 tokens are in one sequence: with attention it costs 800, the others 125 each."""
     lengths = [400, 100, 100, 100, 100, 100, 100]
@@ -71,3 +75,14 @@ def test_by_operations_a_long_sequence_outweighs_its_tokens() -> None:
     assert by_tokens.count(0) == 2
     assert by_flops.count(0) == 1
     assert costs(lengths, 400)[:2] == [800, 125]
+
+
+def test_tokens_of_images_cost_the_work_of_the_tower() -> None:
+    """Two of four sequences of one length have images: each rank gets one of them."""
+    images = [90, 0, 90, 0]
+    by_tokens, by_work = (
+        balance([CostModel(400, cost).of(100, added) for added in images], 2) for cost in (0.0, 0.5)
+    )
+    assert by_tokens == [0, 1, 0, 1]
+    assert by_work == [0, 0, 1, 1]
+    assert CostModel(0, 0.5).of(100, 90) == 145

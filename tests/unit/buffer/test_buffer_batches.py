@@ -6,6 +6,7 @@ import pytest
 
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
+from sluice_buffer.rules.balance import CostModel
 from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import LocalBuffer, make_sample, shard_group
 
@@ -33,7 +34,7 @@ def test_a_batch_is_shared_out_to_all_ranks_by_tokens_and_by_operations(
     for group in buffer.lease(count=4):
         buffer.submit(group)
     assert buffer.core.take(1, 1) is None
-    by_tokens, by_flops = (buffer.core.sequences(1, 3, n0) for n0 in (0.0, 2.0))
+    by_tokens, by_flops = (buffer.core.sequences(1, 3, CostModel(n0)) for n0 in (0.0, 2.0))
     for shared in (by_tokens, by_flops):
         assert {s.rank for s in shared} == {0, 1, 2}
 

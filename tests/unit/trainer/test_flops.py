@@ -11,9 +11,11 @@ from sluice.api import RLJobSpec
 from sluice.api.groups.trainer import VisionPart
 from sluice.model_parts import vision_part
 from sluice.runtime.pod_env import ConfigurationError
-from sluice_trainer.loop.clients import balance_tokens
+from sluice_trainer.clients.buffer_client import Balance
+from sluice_trainer.loop.clients import balance
 from sluice_trainer.model.flops import (
     ModelFlops,
+    image_cost,
     model_flops,
     peak_tflops,
     tower_flops,
@@ -152,12 +154,38 @@ def test_at_balance_tokens_attention_costs_as_much_as_all_matrices(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     flops = model_flops(DENSE)
     assert flops is not None
-    n0 = balance_tokens(spec(tmp_path, "flops"))
+    n0 = balance(spec(tmp_path, "flops")).tokens
     assert flops.per_pair * n0**2 / 2 == pytest.approx(flops.per_token * n0)
-    assert balance_tokens(spec(tmp_path, "tokens")) == 0
+    assert balance(spec(tmp_path, "tokens")) == Balance()
+
+
+# Qwen3-VL-4B.
+TOWER = {
+    "depth": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "in_channels": 3,
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 2560,
+    "deepstack_visual_indexes": [5, 11, 17],
+}
+
+
+def test_a_trained_tower_costs_more_than_a_frozen_one_that_samples_share() -> None:
+    flops, config = model_flops(DENSE), DENSE | {"vision_config": TOWER}
+    assert flops is not None
+    alone, shared, trained = (
+        image_cost(config, flops, parts, samples)
+        for parts, samples in (((), 1), ((), 8), (("vision", "projector"), 8))
+    )
+    assert shared == pytest.approx(alone / 8)
+    assert 2.9 * alone < trained < 3 * alone
+    assert image_cost(DENSE, flops, (), 1) == 0
 
 
 def test_balancing_by_flops_needs_known_operations(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DENSE | {"kv_lora_rank": 512}))
     with pytest.raises(ConfigurationError, match=r"trainer\.balance: flops .*config\.json"):
-        balance_tokens(spec(tmp_path, "flops"))
+        balance(spec(tmp_path, "flops"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 def optimizer_steps(sequences: int, steps_per_batch: int) -> list[int]:
@@ -22,15 +23,31 @@ def optimizer_steps(sequences: int, steps_per_batch: int) -> list[int]:
     return [position // part for position in range(sequences)]
 
 
-def costs(lengths: Sequence[int], balance_tokens: float) -> list[float]:
-    """Return costs of training on sequences, in units of a short sequence's token: n (1 + n / n0).
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What training on a sequence of n tokens costs, in units of a short sequence's token.
 
-    `balance_tokens` is n0, the length at which attention costs as much as all else; 0 counts tokens
-    alone.
+    n (1 + n / n0), and `image_cost` for each token of an image, which passes a vision tower.
+
+    Attributes
+    ----------
+    balance_tokens
+        n0, the length at which attention costs as much as all else; 0 counts tokens alone.
+    image_cost
+        Cost of a token of an image in the tower.
+
     """
-    if not balance_tokens:
-        return list(lengths)
-    return [length * (1 + length / balance_tokens) for length in lengths]
+
+    balance_tokens: float = 0.0
+    image_cost: float = 0.0
+
+    def of(self, length: int, image_tokens: int = 0) -> float:
+        """Return the cost of a sequence, of whose tokens so many were added by images."""
+        attention = length * length / self.balance_tokens if self.balance_tokens else 0.0
+        return length + attention + self.image_cost * image_tokens
+
+
+BY_TOKENS = CostModel()
 
 
 def balance(costs: Sequence[float], ranks: int) -> list[int]:

@@ -173,7 +173,8 @@ def _slow(group: SampleGroup, version: int) -> GroupFacts:
         sequences = sample.sequences[:1] if failed else sample.sequences
         length = sum(sequence.length for sequence in sequences)
         lengths = length, sample.response_length, trainable
-        facts.append(SampleFacts(*lengths, status, reward, min(versions), max(versions)))
+        added = sum(sequence.image_tokens for sequence in sequences)
+        facts.append(SampleFacts(*lengths, status, reward, min(versions), max(versions), added))
     summary, oldest = pack_facts(facts), min(fact.min_version for fact in facts)
     by_seat = [
         {} if sample.status is SampleStatus.FAILED else sample.seat_rewards
@@ -208,9 +209,11 @@ def _fast(
         numbers += (reward, *seats.values())
         lengths, trained, oldest_of, newest_of = zip(*filter(None, parts), strict=True)
         length, trainable = sum(lengths), sum(trained)
+        added = sum(sequence.image_tokens for sequence in (sample, *sample.branches))
         if status == _FAILED:  # kept for the batch's identity, and never trained on (`as_trained`)
             errors.append(sample.error or "no reason given")
             length, trainable, reward, seats = lengths[0], 0, 0.0, {}
+            added = sample.image_tokens
         elif (
             status not in _JUDGED
             or (reward == 0.0 and not sample.HasField("reward"))
@@ -220,8 +223,8 @@ def _fast(
         versions = min(oldest_of), max(newest_of)
         if versions[0] < 0 or versions[1] > limits.newest:
             return None
-        facts = length, sample.response_length, trainable, status, reward, *versions
-        summary.append(pack_fact(*facts))
+        facts = length, sample.response_length, trainable, status, reward
+        summary.append(pack_fact(*facts, *versions, added))
         rewards.append(reward)
         by_seat.append(seats)
         if sample.reward_parts and not _within(sample.reward_parts.values(), FLOAT32_MAX):

@@ -27,6 +27,7 @@ from sluice_buffer.errors import (
     StaleAttemptError,
 )
 from sluice_buffer.group import GroupKey, parse_lease_id
+from sluice_buffer.rules.balance import CostModel
 from sluice_buffer.serving import metrics
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
@@ -261,7 +262,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             if self._last_batch_step != step:
                 self._last_batch_step = step
                 metrics.BATCH_WAIT_SECONDS.observe(answer.wait_time_seconds)
-            answer.sequences.extend(self.buffer.sequences(step, ranks, request.balance_tokens))
+            answer.sequences.extend(self.buffer.sequences(step, ranks, _cost(request)))
         return answer
 
     def _take(self, step: int, attempt: int) -> _BatchState:
@@ -304,7 +305,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                 grpc.StatusCode.FAILED_PRECONDITION, f"batch {request.step} is not fixed: {waiting}"
             )
         shard: dict[int, list[tuple[int, bool]]] = {}
-        for sequence in self.buffer.sequences(request.step, ranks, request.balance_tokens):
+        for sequence in self.buffer.sequences(request.step, ranks, _cost(request)):
             if sequence.rank == request.rank:
                 failed = sequence.status == common_pb2.SAMPLE_STATUS_FAILED
                 shard.setdefault(sequence.group_id, []).append((sequence.index, failed))
@@ -434,3 +435,7 @@ async def _ranks(data_parallel_size: int, context: ServicerContext) -> int:
             grpc.StatusCode.INVALID_ARGUMENT, f"data_parallel_size: {data_parallel_size} is below 1"
         )
     return data_parallel_size
+
+
+def _cost(request: pb.TakeBatchRequest | pb.GetShardRequest) -> CostModel:
+    return CostModel(request.balance_tokens, request.image_cost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc.aio
@@ -25,6 +26,26 @@ PATIENCE_SECONDS = 600.0
 POLL_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The cost of a sequence of n tokens, by which a batch is split between ranks.
+
+    Attributes
+    ----------
+    tokens
+        n0 of the cost n (1 + n / n0); 0: the cost is the number of tokens.
+    image_cost
+        Further cost of a token of an image, which passes a vision tower.
+
+    """
+
+    tokens: float = 0.0
+    image_cost: float = 0.0
+
+
+BY_TOKENS = Balance()
+
+
 class BufferClient:
     """Blocking calls of the buffer, each with a deadline and retries.
 
@@ -37,17 +58,16 @@ class BufferClient:
         Environment of the pod.
     background
         Runs the calls.
-    balance_tokens
-        n0 of a sequence's cost n (1 + n / n0), by which a batch is split between ranks; 0: the
-        cost is the number of tokens.
+    balance
+        Cost of a sequence, by which a batch is split between ranks.
 
     """
 
     def __init__(
-        self, env: Environment, background: Background, balance_tokens: float = 0.0
+        self, env: Environment, background: Background, balance: Balance = BY_TOKENS
     ) -> None:
         self._background = background
-        self._balance_tokens = balance_tokens
+        self._balance = balance
         self._caller = pb.Caller(name=env.name, attempt=env.attempt)
         self._buffer = BufferLocator(env.rendezvous)
         self._images = ImageClient(self._buffer)
@@ -124,7 +144,8 @@ class BufferClient:
             step=step,
             data_parallel_size=data_parallel_size,
             wait_seconds=POLL_SECONDS,
-            balance_tokens=self._balance_tokens,
+            balance_tokens=self._balance.tokens,
+            image_cost=self._balance.image_cost,
         )
         answer: pb.TakeBatchResponse = self._call(
             "TakeBatch",
@@ -139,7 +160,8 @@ class BufferClient:
             step=step,
             rank=rank,
             data_parallel_size=data_parallel_size,
-            balance_tokens=self._balance_tokens,
+            balance_tokens=self._balance.tokens,
+            image_cost=self._balance.image_cost,
         )
 
         async def read(stub: buffer_pb2_grpc.BufferStub) -> list[SampleGroup]:

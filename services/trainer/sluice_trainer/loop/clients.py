@@ -12,9 +12,9 @@ from pathlib import Path
 from sluice.api import RLJobSpec
 from sluice.runtime.pod_env import ConfigurationError, Environment
 from sluice_trainer.clients.background import Background
-from sluice_trainer.clients.buffer_client import BufferClient
+from sluice_trainer.clients.buffer_client import BY_TOKENS, Balance, BufferClient
 from sluice_trainer.clients.membership import Member
-from sluice_trainer.model.flops import model_flops
+from sluice_trainer.model.flops import image_cost, model_flops
 from sluice_trainer.weights.update_session import UpdateSession
 
 
@@ -52,7 +52,7 @@ def connect(
     with ExitStack() as stack:
         background = Background(stop)
         stack.callback(background.close)
-        buffer = BufferClient(env, background, balance_tokens(spec))
+        buffer = BufferClient(env, background, balance(spec))
         stack.callback(buffer.close)
         member = Member(env, rank, background, devices=spec.trainer.devices)
         engines = UpdateSession(env, spec, member, rank, background)
@@ -61,8 +61,8 @@ def connect(
         yield Clients(member, buffer, engines)
 
 
-def balance_tokens(spec: RLJobSpec) -> float:
-    """Return n0 of the cost n (1 + n / n0) of a sequence for `trainer.balance: flops`, else 0.
+def balance(spec: RLJobSpec) -> Balance:
+    """Return the cost of a sequence for `trainer.balance`.
 
     Raises
     ------
@@ -71,12 +71,16 @@ def balance_tokens(spec: RLJobSpec) -> float:
 
     """
     if spec.trainer.balance == "tokens":
-        return 0.0
+        return BY_TOKENS
     path = Path(spec.model.path, "config.json")
-    flops = model_flops(json.loads(path.read_text()))
+    config = json.loads(path.read_text())
+    flops = model_flops(config)
     if flops is None:
         raise ConfigurationError(
             f"trainer.balance: flops needs a model whose operations are known, and those of "
             f"{path} are not; use tokens"
         )
-    return flops.balance_tokens
+    if spec.data.images is None:
+        return Balance(flops.balance_tokens)
+    cost = image_cost(config, flops, spec.trainer.trained_parts, spec.samples_per_prompt)
+    return Balance(flops.balance_tokens, cost)

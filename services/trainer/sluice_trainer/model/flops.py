@@ -183,6 +183,28 @@ def tower_flops(config: Mapping[str, Any]) -> TowerFlops | None:
     )
 
 
+# Tokens of the image, a square of some 450 pixels, by which `image_cost` measures attention.
+_SIDE = 16
+
+
+def image_cost(
+    config: Mapping[str, Any],
+    flops: ModelFlops,
+    trained: Collection[VisionPart],
+    samples_per_prompt: int,
+) -> float:
+    """Return what a token of an image costs in the tower, in units of training on a token.
+
+    A frozen tower sees an image once for all samples of its prompt. 0 if the tower's operations are
+    not known.
+    """
+    tower = tower_flops(config)
+    if tower is None:
+        return 0.0
+    cost = tower.training(_SIDE, _SIDE, trained) / _SIDE**2 / (3.0 * flops.per_token)
+    return cost if trained else cost / samples_per_prompt
+
+
 def _feed_forward(config: Mapping[str, Any]) -> float:
     """Return the weights per token of a layer's feed-forward part, averaged over layers."""
     hidden = float(config["hidden_size"])
