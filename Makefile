@@ -26,9 +26,9 @@ tests_rendezvous := tests/integration/rendezvous tests/unit/rendezvous
 tests_rewards    := tests/integration/rewards tests/unit/rewards
 tests_rollout    := tests/integration/rollout tests/unit/rollout tests/unit/gateway tests/unit/environments
 tests_sluice     := tests/unit/api tests/unit/data tests/unit/images tests/unit/telemetry tests/unit/trackers tests/unit/wire $(wildcard tests/unit/test_*.py)
-tests_trainer    := tests/integration/weights tests/integration/trainer tests/unit/trainer
+tests_trainer    := tests/integration/weights tests/integration/trainer tests/integration/models tests/unit/trainer
 
-.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house models dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart      a real RL run on this machine's CPU, with a report at the end (4 min)"
@@ -49,6 +49,7 @@ help:
 	@echo "make docs            these pages as a site, in site/; fails where a link or an anchor leads nowhere (1 min)"
 	@echo "make images          the container images (docker/Dockerfile)"
 	@echo "make protos crds reference kubernetes-fields observability   regenerate what is generated"
+	@echo "make models          the table of model support, by its tests (30 min; with vLLM, if make vllm has set it up)"
 	@echo "make dashboards-up   Prometheus and Grafana over a run on this machine (docker; RUN=runs/quickstart); dashboards-down ends them"
 	@echo "make clean           remove the environment, caches and the quickstart's run"
 
@@ -235,6 +236,11 @@ kubernetes-fields: $(VENV)/.dev
 # The chart's dashboards, recording rules and alerts.
 observability: $(VENV)/.dev
 	$(PY) -m observability charts/sluice/files
+
+# What tests show of model families, in sluice/model_support.json and docs/models.md.
+models: $(VENV)/.dev
+	SLUICE_UPDATE_GOLDEN=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n0 -m support tests/integration
+	$(PY) tools/model_table.py docs/models.md
 
 # Figures of the code, in docs/architecture.md.
 house: $(VENV)/.dev

@@ -3,11 +3,13 @@ first test asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from sluice import model_support
+from tests.integration import support_cells
 from tests.integration.engines import Sglang, save_model
 from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.transformers_engine import TransformersServer
@@ -15,6 +17,43 @@ from tests.integration.vllm_engine import PYTHON, VllmServer
 from tests.tools import missing
 
 Server = Sglang | VllmServer | TransformersServer
+_SHOWN = pytest.StashKey[support_cells.Shown]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tested = {cell for item in items for cell in support_cells.cells(item)}
+    config.stash[_SHOWN] = support_cells.Shown(tested)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not report.skipped and (report.when == "call" or report.failed):
+        shown = support_cells.outcome(item) if report.passed else ""
+        for cell in support_cells.cells(item):
+            item.config.stash[_SHOWN].outcomes.setdefault(cell, []).append(shown)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if support_cells.UPDATES and _SHOWN in session.config.stash:
+        whole = "tests/integration" in session.config.args
+        shown = session.config.stash[_SHOWN]
+        support_cells.write(support_cells.updated(model_support.table(), shown, whole=whole))
+
+
+@pytest.fixture(autouse=True)
+def _check_support(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compare what a test of the table shows with the table."""
+    yield
+    if not support_cells.UPDATES:
+        for cell in support_cells.cells(request.node):
+            written = model_support.outcome(cell.model_type, cell.part, cell.use)
+            shown = support_cells.outcome(request.node)
+            assert written == shown, f"{cell}: {support_cells.HINT}"
 
 
 @pytest.fixture(scope="session")

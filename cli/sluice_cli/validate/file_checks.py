@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sluice import model_support
 from sluice.api import ManifestError, RLJob, RLJobSpec, manifest
 from sluice.api.groups.data import PromptSource
 from sluice.api.schema.paths import MarkedPath, marked, volume_of
@@ -72,6 +73,7 @@ def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = Fals
     for model in trained:
         _try(findings, f"{model.field}: ", lambda: _check_family(job, model, not run_code))  # noqa: B023
     if spec.model.volume is None:
+        _check_support(findings, spec)
         _try(findings, "", lambda: _check_vocabulary(findings, Path(spec.model.path)))
         if trained and spec.model.init == "pretrained":
             _note_kept_parts(findings, spec)
@@ -137,6 +139,18 @@ def _check_family(job: RLJob, model: MarkedPath, quickly: bool) -> None:
     from sluice_trainer.model.families import check_family
 
     check_family(job.spec, Path(model.value), quickly=quickly)
+
+
+def _check_support(findings: Findings, spec: RLJobSpec) -> None:
+    """Add what tests say of the model with the job's backend and engine."""
+    try:
+        config = json.loads((Path(spec.model.path) / "config.json").read_text())
+    except (OSError, ValueError):  # loading the model reports the error
+        return
+    if isinstance(config, dict):
+        problems, notes = model_support.findings(spec, config)
+        findings.problems += [f"spec.model.path: {problem}" for problem in problems]
+        findings.notes += [f"spec.model.path: {note}" for note in notes]
 
 
 def _generates(spec: RLJobSpec) -> bool:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from sluice_trainer.lora.merging import merge_adapter
+from tests.integration.models.checkpoints import MODEL_TYPES
 from tests.integration.trainer import estimate_steps, plain, tiny
 from tests.integration.trainer.lora_jobs import JOBS, KL, LORA, make, options
 from tests.integration.trainer.test_fsdp_checkpoints import close
@@ -107,7 +108,13 @@ FAMILIES: dict[str, tuple[str, dict[str, int], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.support("megatron", "lora", MODEL_TYPES[family]))
+        for case, (family, *_) in FAMILIES.items()
+    ],
+)
 def test_families_and_layouts_equal_fsdp2(
     models: dict[str, Path], tmp_path: Path, case: str
 ) -> None:

@@ -95,12 +95,17 @@ OTHERS = [name for name in tiny.OTHERS if name != SLOW]
 FSDP = [*OTHERS, *MULTIMODAL, "qwen3-tied", "qwen3-moe", "glm4", "glm4-moe", "deepseek-v3"]
 
 
+def case(name: str, backend: str, *marks: pytest.MarkDecorator) -> Any:
+    shows = pytest.mark.support(backend, "trains")
+    return pytest.param(name, backend, id=f"{name}-{backend}", marks=[shows, *marks])
+
+
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        *(pytest.param(name, "fsdp", id=f"{name}-fsdp") for name in FSDP),
-        pytest.param(SLOW, "fsdp", id=f"{SLOW}-fsdp", marks=pytest.mark.long),
-        *(pytest.param(name, "megatron", id=f"{name}-megatron") for name in tiny.FAMILIES),
+        *(case(name, "fsdp") for name in FSDP),
+        *(case(name, "fsdp", pytest.mark.long) for name in (SLOW,)),
+        *(case(name, "megatron") for name in tiny.FAMILIES),
     ],
 )
 def test_an_export_has_all_tensors_of_the_checkpoint(

@@ -69,6 +69,7 @@ def test_logits_of_one_sequence_are_equal_to_the_bit(models: dict[str, Path], na
     )
 
 
+@pytest.mark.support("megatron", "trains")
 @torch.no_grad()
 def test_logits_of_packed_sequences_equal_those_of_transformers(family: Path) -> None:
     model, _ = megatron_model(family)
@@ -191,6 +192,7 @@ def test_random_weights_depend_on_seed_and_name_only(models: dict[str, Path]) ->
     assert first["model.norm.weight"].min() == 1
 
 
+@pytest.mark.support("megatron", "trains")
 def test_log_probs_at_the_sampling_temperature(family: Path) -> None:
     spec = tiny.spec(family, rollout={"sampling": {"temperature": 0.7}})
     policy = MegatronPolicy(spec, model_dir=family, timeout=timedelta(seconds=tiny.TIMEOUT))

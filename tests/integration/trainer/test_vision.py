@@ -66,6 +66,7 @@ def policy(model: Path) -> ShardedPolicy:
     return policy_of(model)
 
 
+@pytest.mark.support("fsdp", "images")
 def test_packed_log_probs_are_those_of_transformers(
     model: Path, batch: Batch, policy: ShardedPolicy
 ) -> None:
@@ -103,6 +104,7 @@ def _size(batch: Batch, digest: str) -> tuple[int, int]:
     return image.width, image.height
 
 
+@pytest.mark.support("fsdp", "trains")
 @pytest.mark.parametrize("freeze", [None, [], ["vision"]], ids=["both", "none", "vision"])
 def test_gradients_are_those_of_transformers(
     model: Path, batch: Batch, freeze: list[str] | None
@@ -297,6 +299,7 @@ def test_a_checkpoint_restores_and_converts(model: Path, batch: Batch, tmp_path:
     assert all(torch.equal(converted[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.support("fsdp", "lora")
 def test_an_adapter_is_added_to_the_language_model_alone(
     model: Path, batch: Batch, tmp_path: Path
 ) -> None:

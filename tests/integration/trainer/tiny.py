@@ -273,6 +273,12 @@ def _add_settings(file: Path) -> None:
         config["full_attention_interval"] = 4
     if "kv_lora_rank" in config:
         config |= {"first_k_dense_replace": 1, "moe_layer_freq": 1}
+        config |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    if config["model_type"] == "gemma2":
+        config["hidden_act"] = config["hidden_activation"]
+    if config["model_type"] == "minimax_m2":
+        config |= {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True}
+        config |= {"qk_norm_type": "per_layer", "rotary_dim": 32}
     file.write_text(json.dumps(config))
 
 

@@ -82,6 +82,7 @@ def sync(server: VllmServer, pause: str = "retract") -> dict[str, Any]:
     return {"lora": "adapter", "pauseMode": "versions" if keeps_versions(server) else pause}
 
 
+@pytest.mark.support("vllm", "lora", "qwen3")
 @pytest.mark.parametrize("over", ["communicator", "directory", "memory"])
 async def test_an_engine_with_an_adapter_computes_as_one_with_merged_weights(
     over: str,

@@ -63,6 +63,8 @@ async def answer(client: Client, judge: Judge, *images: Image, after: list[int])
     return await client.generate("x", ids, sampling, cache="0", images=images)
 
 
+@pytest.mark.support("sglang", "serves")
+@pytest.mark.support("sglang", "images")
 @pytest.mark.parametrize(
     "images", [[SMALL], [WIDE], [LARGE], [SMALL, WIDE], [LARGE, SMALL, WIDE]], ids=len
 )
@@ -133,6 +135,7 @@ def changed(source: Path, directory: Path, names: set[str], seed: int) -> Tensor
     return sorted(weights.items())
 
 
+@pytest.mark.support("sglang", "updates")
 async def test_updates_bring_the_language_model_alone_or_with_the_tower(
     source: Path,
     seeing: Sglang,

@@ -144,7 +144,7 @@ def test_a_deterministic_trainer_refuses_models_that_the_engine_computes_differe
         ),
         (
             {"quantization_config": {"quant_method": "fp8"}},
-            "quantized weights cannot be trained: `sluice convert dequantize`",
+            "quantized weights cannot be trained: run `sluice convert dequantize ",
         ),
         (
             MIXTURE | {"norm_topk_prob": False},

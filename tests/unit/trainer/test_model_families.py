@@ -77,3 +77,24 @@ def test_versions_of_recurrent_layers_are_refused(
         return
     with pytest.raises(ConfigurationError, match=f"no adapters of {refused} in a model of type"):
         check_family(spec(tmp_path, lora, mode), tmp_path, quickly=True)
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"quantization_config": {"quant_method": "fp8"}}, id="language model"),
+        pytest.param(
+            {"text_config": {"quantization_config": {"quant_method": "fp8"}}}, id="multimodal"
+        ),
+    ],
+)
+def test_a_quantized_model_gets_the_command_that_converts_it(
+    tmp_path: Path, backend: str, config: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **config}))
+    job = spec(tmp_path)
+    job = job.model_copy(update={"trainer": job.trainer.model_copy(update={"backend": backend})})
+    command = f"(fp8), .* run `sluice convert dequantize {tmp_path} {tmp_path}-bf16`"
+    with pytest.raises(ConfigurationError, match=command.replace("(fp8)", r"\(fp8\)")):
+        check_family(job, tmp_path, quickly=True)

@@ -20,7 +20,7 @@ from sluice_trainer.fsdp.attention import attention, tower_attention
 from sluice_trainer.fsdp.families import indexers, kept_parameters, train_parts
 from sluice_trainer.fsdp.nf4 import quantize_linear_layers
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, read_config, reader, stored
-from sluice_trainer.model.unsupported import UnsupportedModelError
+from sluice_trainer.model.unsupported import UnsupportedModelError, check_not_quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,7 @@ class Recipe:
                 f"{self.directory}/config.json is not a {kind_of_model} of transformers "
                 f"{transformers.__version__}: {_first_line(error)}"
             ) from error
-        if getattr(config, "quantization_config", None):
-            raise UnsupportedModelError(
-                f"{self.directory}: quantized weights cannot be trained: "
-                "`sluice convert dequantize` makes bf16 of them"
-            )
+        check_not_quantized(read_config(self.directory), self.directory)
         text = config.get_text_config()
         # A value head replaces the output layer, which can then not be the embedding.
         if self.values:

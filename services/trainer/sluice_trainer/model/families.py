@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sluice.api import RLJobSpec
 from sluice.images.processor import VISION_FAMILIES, ImageProcessor
-from sluice_trainer.model.unsupported import UnsupportedModelError
+from sluice_trainer.model.unsupported import UnsupportedModelError, check_not_quantized
 
 # Layers with a recurrent state whose adapters SGLang's kernels do not compute, by the beginning of
 # a model type.
@@ -39,6 +39,9 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
 
     """
     _check_adapted_layers(spec, directory / "config.json")
+    path = directory / "config.json"
+    if path.is_file():
+        check_not_quantized(json.loads(path.read_text()), directory)
     if spec.trainer.backend == "megatron":
         from sluice_trainer.model.huggingface_config import read_shape
 
@@ -46,7 +49,7 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
     elif spec.data.images and not quickly:
         ImageProcessor(directory, trust_remote_code=spec.model.trust_remote_code)
     elif not quickly:
-        _check_transformers(spec, directory / "config.json")
+        _check_transformers(spec, path)
 
 
 def _check_adapted_layers(spec: RLJobSpec, path: Path) -> None:

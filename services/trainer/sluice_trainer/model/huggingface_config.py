@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.model_files import gguf_problem
 from sluice_trainer.model.rope import Rope, yarn_magnitude
-from sluice_trainer.model.unsupported import UnsupportedModelError
+from sluice_trainer.model.unsupported import UnsupportedModelError, check_not_quantized
 
 Config = dict[str, Any]
 _OTHER_BACKEND = (
@@ -252,6 +252,7 @@ def read_shape(directory: Path) -> ModelShape:
 
 
 def _shape(config: Config, path: Path) -> ModelShape:
+    check_not_quantized(config, path.parent)
     model_type = config.get("model_type", "")
     if model_type not in FAMILIES:
         raise UnsupportedModelError(
@@ -277,11 +278,6 @@ def _shape(config: Config, path: Path) -> ModelShape:
         "rope_dim": head_dim,
     }
     shape = ModelShape(**{**common, **FAMILIES[model_type](config)})
-    if "quantization_config" in config:
-        raise UnsupportedModelError(
-            f"{path}: quantized weights cannot be trained: `sluice convert dequantize` makes bf16 "
-            "of them"
-        )
     for problem in _problems(config, shape):
         raise UnsupportedModelError(f"{path}: {problem}; {_OTHER_BACKEND}")
     return shape

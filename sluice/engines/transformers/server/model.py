@@ -179,19 +179,32 @@ class ServedModel:
     def _read(self, directory: Path) -> Any:
         from transformers import AutoModelForCausalLM
 
-        trust = self._options.trust_remote_code
         return AutoModelForCausalLM.from_pretrained(
-            directory, dtype=self._options.dtype, trust_remote_code=trust
+            directory,
+            config=self._config(directory),
+            dtype=self._options.dtype,
+            trust_remote_code=self._options.trust_remote_code,
         )
 
     def _draw(self, directory: Path) -> Any:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
-        trust = self._options.trust_remote_code
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
         return AutoModelForCausalLM.from_config(
-            config, dtype=self._options.dtype, trust_remote_code=trust
+            self._config(directory),
+            dtype=self._options.dtype,
+            trust_remote_code=self._options.trust_remote_code,
         )
+
+    def _config(self, directory: Path) -> Any:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(
+            directory, trust_remote_code=self._options.trust_remote_code
+        )
+        # PyTorch's attention, the default of transformers, does not cap scores (Gemma 2).
+        if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+            config._attn_implementation = "eager"
+        return config
 
     def _convert(self, state: Mapping[str, Tensor]) -> Any:
         """Return a new model of tensors by their names in a checkpoint. Raises ValueError."""

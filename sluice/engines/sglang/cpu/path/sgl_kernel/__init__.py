@@ -8,6 +8,7 @@ models need has a path in plain torch, which SGLang takes because this package h
 import importlib.abc
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -29,13 +30,14 @@ for _operator in (
     setattr(torch.ops.sgl_kernel, _operator.__name__, _operator)
 
 
-class _GatedNormOnCpu(importlib.abc.MetaPathFinder):
-    """Lets SGLang's gated norm call the operator, which it does on CPUs with AMX only."""
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Changes a module of SGLang as soon as it is imported."""
 
-    module = "sglang.kernels.ops.attention.fla.layernorm_gated"
+    def __init__(self, module: str, change: Callable[[ModuleType], None]) -> None:
+        self._module, self._change = module, change
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.module:
+        if name != self._module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -43,15 +45,78 @@ class _GatedNormOnCpu(importlib.abc.MetaPathFinder):
             return spec
         execute = spec.loader.exec_module
 
-        def execute_and_choose(module: ModuleType) -> None:
+        def execute_and_change(module: ModuleType) -> None:
             execute(module)
-            module._use_cpu = True  # type: ignore[attr-defined]
+            self._change(module)
 
-        spec.loader.exec_module = execute_and_choose  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
         return spec
 
 
-sys.meta_path.insert(0, _GatedNormOnCpu())
+def _call_gated_norm(module: Any) -> None:
+    """Let the gated norm call the operator, which SGLang does on CPUs with AMX only."""
+    module._use_cpu = True
+
+
+def _absorb_latent_attention(module: Any) -> None:
+    """Let latent attention use the compressed keys in prompts too, as in decoding.
+
+    For plain torch SGLang has no other path: it would look up whole keys in the compressed cache.
+    """
+    module.AttentionBackendRegistry.register(
+        "torch_native", lambda layer, batch: module.AttnForwardMethod.MLA
+    )
+
+
+def _gate_in_torch(module: Any) -> None:
+    """Replace the Triton kernel that gates the shared expert of Qwen's mixtures."""
+
+    def fused_gate_sigmoid_mul_add(
+        states: torch.Tensor, weight: torch.Tensor, shared: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        gate = (states.float() @ weight.float()).sigmoid()[:, None]
+        output.add_((shared.float() * gate).to(output.dtype))
+
+    module.fused_gate_sigmoid_mul_add = fused_gate_sigmoid_mul_add
+
+
+def _norm_in_torch(module: Any) -> None:
+    """Replace the Triton kernels of MiniMax-M2's norms of all queries and all keys of a token."""
+
+    def rms_sumsq_serial(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x.float().square().sum(-1) for x in (first, second)])
+
+    def rms_apply_serial(
+        first: torch.Tensor,
+        second: torch.Tensor,
+        first_weight: torch.Tensor,
+        second_weight: torch.Tensor,
+        squares: torch.Tensor,
+        ranks: int,
+        eps: float,
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            (x.float() * (sums / (x.shape[-1] * ranks) + eps).rsqrt()[:, None] * weight).to(x.dtype)
+            for x, weight, sums in (
+                (first, first_weight, squares[0]),
+                (second, second_weight, squares[1]),
+            )
+        )
+
+    module.rms_sumsq_serial, module.rms_apply_serial = rms_sumsq_serial, rms_apply_serial
+
+
+for _module, _change in (
+    ("sglang.kernels.ops.attention.fla.fused_norm_gate", _call_gated_norm),
+    ("sglang.srt.models.minimax_m2", _norm_in_torch),
+    ("sglang.kernels.ops.elementwise.elementwise", _gate_in_torch),
+    ("sglang.kernels.ops.attention.fla.layernorm_gated", _call_gated_norm),
+    (
+        "sglang.srt.models.deepseek_common.attention_backend_handler",
+        _absorb_latent_attention,
+    ),
+):
+    sys.meta_path.insert(0, _AfterImport(_module, _change))
 
 
 def _missing(name: str) -> Any:
