@@ -69,6 +69,13 @@ def main(arguments: list[str]) -> int:
         signal.alarm(int(arguments[3]))
         follower.pass_on(tracker)
         tracker.close()
+    except ModuleNotFoundError as error:
+        print(
+            f"{error.name} is not installed for {sys.executable}: install it there, or name "
+            "another interpreter in telemetry.trackers[].python",
+            flush=True,
+        )
+        return 1
     except Exception as error:  # libraries raise errors of many kinds
         print(f"{type(error).__name__}: {error}", flush=True)
         return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,3 +142,14 @@ def test_an_interpreter_that_is_not_there_is_told_once_more_at_the_end(run: Path
         tracker_processes.close([process])
     assert "tracker own cannot start" in logs[0]["event"]
     assert "1 records were not sent" in logs[-1]["event"]
+
+
+def test_a_library_that_is_not_installed_is_named(run: Path) -> None:
+    settings = settings_of(run).settings | {"type": "trackio", "function": None}
+    add_step(run, 1)
+    with capture_logs() as logs:
+        tracker_processes.close(
+            [TrackerProcess(run, TrackerSettings("trackio", sys.executable, settings))]
+        )
+    assert "trackio is not installed for " in logs[0]["reason"]
+    assert "telemetry.trackers[].python" in logs[0]["reason"]
