@@ -321,6 +321,12 @@ TOGETHER += [
         "generates nothing that an evaluation could judge",
     ),
     (
+        {"loss": {"type": "reward_model"}},
+        {"trainer": {"steps": 1, "lora": {"from": "adapter"}}},
+        "trainer.lora.from",
+        "a reward model starts a new adapter",
+    ),
+    (
         {"loss": {"type": "dpo"}},
         {"rollout": {"samplesPerPrompt": 4}},
         "rollout.samplesPerPrompt",

@@ -129,4 +129,11 @@ OFFLINE_ACROSS_GROUPS = (
         "a reward model generates nothing that an evaluation could judge: leave evaluation out",
         "evaluation",
     ),
+    requires(
+        field("algorithm.loss.type") == "reward_model",
+        ~field("trainer.lora.from").is_set,
+        "a reward model starts a new adapter, because that of a language model has no score: merge "
+        "it into the model (sluice convert merge-adapter), and leave from out",
+        "trainer.lora.from",
+    ),
 )
