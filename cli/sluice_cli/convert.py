@@ -146,6 +146,7 @@ class QuantizedForm(StrEnum):
     """A form of quantized weights."""
 
     FP8_BLOCK = "fp8-block"
+    FP8 = "fp8"
     INT8 = "int8"
 
 
@@ -157,14 +158,15 @@ def quantize(
         QuantizedForm,
         typer.Option(
             help="fp8-block: E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3. "
-            "int8: a scale for each row, as compressed-tensors.",
+            "fp8, int8: a scale for each row, as compressed-tensors.",
             show_default=False,
         ),
     ],
 ) -> None:
     """Quantize the matrices of a checkpoint's layers, for engines of your own.
 
-    Embedding, output layer, norms, routers and towers stay as they are. Jobs train bf16: this is
-    for serving a trained model. Memory: one tensor and one file (5 GB).
+    Embedding, output layer, norms, routers and towers stay as they are. This is for serving a
+    trained model: jobs train bf16, and rollout.precision quantizes what their engines get. Memory:
+    one tensor and one file (5 GB).
     """
     _run(to.value, source, target, needs=("torch",))

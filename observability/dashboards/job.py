@@ -87,6 +87,10 @@ def _reward() -> list[Panel]:
 
 
 def _policy() -> list[Panel]:
+    precision = f"max by (namespace, job, precision) (sluice_trainer_engine_precision{{{JOB}}})"
+    difference = (
+        f"{_trainer('logprob_difference')} * on (namespace, job) group_left (precision) {precision}"
+    )
     # fmt: off
     return [
         lines("KL divergence", NUMBER, above(0.1, 1),
@@ -96,8 +100,9 @@ def _policy() -> list[Panel]:
               "Mean entropy of a token, in nats. Near 0 the policy no longer explores.",
               {"entropy": _trainer("entropy")}),
         lines("Log-prob difference", NUMBER, above(0.05, 0.1),
-              "Mean difference per token between trainer and engine; they should agree.",
-              {"mean": _trainer("logprob_difference")}),
+              "Mean difference per token between trainer and engine, with the engine's precision; "
+              "they should agree.",
+              {"mean, engine in {{precision}}": difference}),
         lines("Loss", NUMBER, none(), "Total loss, policy loss, and loss of the critic.",
               {"loss": _trainer("loss"),
                "policy": _trainer("policy_loss"),

@@ -28,6 +28,7 @@ from sluice.api.groups.lifecycle import (
 from sluice.api.groups.losses import OFFLINE
 from sluice.api.groups.offline import IS_OFFLINE, OFFLINE_ACROSS_GROUPS
 from sluice.api.groups.pool_jobs import POOL_ACROSS_GROUPS
+from sluice.api.groups.quantized_engines import QUANTIZED_ENGINES
 from sluice.api.groups.rollout import Rollout
 from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
 from sluice.api.groups.telemetry import Telemetry
@@ -303,6 +304,7 @@ class RLJobSpec(Model):
             reason="FieldValueRequired",
         ),
         *ENGINE_ARGS,
+        *QUANTIZED_ENGINES,
         *ACROSS_GROUPS,
         *COLOCATION,
         *DISTILLATION_ACROSS_GROUPS,
@@ -326,6 +328,23 @@ class RLJobSpec(Model):
     def temperature(self) -> float:
         """Divisor of the trainer's logits: the temperature of sampling, 1 for given answers."""
         return 1.0 if self.algorithm.offline else self.rollout.sampling.temperature
+
+    def with_correction(self) -> RLJobSpec:
+        """Return the spec with the default of `algorithm.offPolicy.method` filled in.
+
+        Engines that compute in another precision sample from another policy than the trainer's.
+        """
+        off_policy = self.algorithm.off_policy
+        if off_policy.method is not None:
+            return self
+        wanted = (
+            self.rollout.is_quantized
+            and not self.algorithm.sft
+            and off_policy.old_log_probs == "trainer"
+        )
+        settings = off_policy.model_copy(update={"method": "tis" if wanted else "none"})
+        algorithm = self.algorithm.model_copy(update={"off_policy": settings})
+        return self.model_copy(update={"algorithm": algorithm})
 
     @property
     def rewarded(self) -> bool:

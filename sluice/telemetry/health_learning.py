@@ -92,13 +92,13 @@ def _mismatch(history: Sequence[Record]) -> str | None:
             f"{text}, also with the same weights, and {old_cache:.0%} of the samples continued "
             "with a cache that older weights had computed (weightSync.pauseMode: in_place), which "
             "can explain it. Try pauseMode: retract, or algorithm.offPolicy.method: tis. If they "
-            "differ as much with retract, they compute the model differently: check dtype and "
-            "engineArgs"
+            "differ as much with retract, they compute the model differently: check "
+            "rollout.precision, dtype and engineArgs"
         )
     if same_weights is not None:
         return (
-            f"{text}, also with the same weights: they compute the model differently. Check dtype "
-            "and engineArgs"
+            f"{text}, also with the same weights: they compute the model differently. Check "
+            "rollout.precision, dtype and engineArgs"
         )
     return (
         f"{text}, and no token was sampled with the weights that are trained. Either the samples "

@@ -101,9 +101,43 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         for arguments in ({"enableLora": True}, {"lora-paths": ["a"]}, {"lora_modules": ["a=b"]})
     ),
     *(
+        ({"rollout": {"engineArgs": arguments}}, reason)
+        for arguments, reason in (
+            ({"quantization": "fp8"}, "set rollout.precision"),
+            ({"kv-cache-dtype": "fp8_e4m3"}, "set rollout.kvCacheDtype"),
+        )
+    ),
+    ({"rollout": {"engine": "vllm", "precision": "fp8"}}, "only SGLang has been shown"),
+    (
+        {"rollout": {"engine": "transformers", "kvCacheDtype": "fp8_e4m3"}},
+        "only sglang and vllm on GPUs have a KV cache in FP8",
+    ),
+    (
+        {"rollout": {"gpusPerReplica": 0, "kvCacheDtype": "fp8_e4m3"}},
+        "only sglang and vllm on GPUs have a KV cache in FP8",
+    ),
+    *(
+        ({**groups, "rollout": {"precision": "fp8_block"}}, reason)
+        for groups, reason in (
+            ({"weightSync": {"enginePlugin": False}}, "through sluice's plugin alone"),
+            (
+                {
+                    "trainer": {"steps": 4, **FSDP_LORA},
+                    "weightSync": {"lora": "adapter"},
+                },
+                "in the precision that it has there",
+            ),
+            ({"debug": {"rolloutOnly": True}}, "name one that `sluice convert quantize` has"),
+            ({"trainer": {"steps": 4, "deterministic": True}}, "bit for bit"),
+        )
+    ),
+    (
+        {**IMAGES, "rollout": {"precision": "fp8"}},
+        "have not been shown to work with quantized weights",
+    ),
+    *(
         ({"rollout": {"engineArgs": arguments}}, "updates come in the trainer's precision")
         for arguments in (
-            {"quantization": "fp8"},
             {"torchao-config": "int8wo"},
             {"loadFormat": "gguf"},
         )

@@ -31,6 +31,14 @@ def _engine_value(value: Any) -> Any:
     return value
 
 
+def _precision(value: Any) -> str:
+    """Convert SGLang's name of a quantization to `rollout.precision`. Raises ValueError."""
+    names = {"fp8": "fp8", "w8a8_fp8": "fp8", "w8a8_int8": "int8", "unquant": "bf16"}
+    if value not in names:
+        raise ValueError("rollout.precision is bf16, fp8, fp8_block or int8")
+    return names[value]
+
+
 def _pg_loss(value: Any) -> str:
     if value != "reinforce":
         raise ValueError("algorithm.loss.type follows algorithm.estimator, as slime's ppo does")
@@ -95,6 +103,8 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     ),
     "--rollout-skip-special-tokens": Covered("responses are decoded without special tokens"),
     "--sglang-server-concurrency": Field("rollout.concurrency", as_integer),
+    "--sglang-quantization": Field("rollout.precision", _precision),
+    "--sglang-kv-cache-dtype": Field("rollout.kvCacheDtype", as_text),
     "--partial-rollout": Field("rollout.partial.enabled", as_boolean),
     "--mask-offpolicy-in-partial-rollout": Field("rollout.partial.maskOffPolicy", as_boolean),
     "--custom-generate-function-path": Field(

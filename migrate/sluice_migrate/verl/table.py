@@ -54,6 +54,15 @@ def schedule(value: Any) -> str:
     return str(value)
 
 
+def _precision(value: Any) -> str:
+    """Convert to `rollout.precision`: verl's fp8 has a scale for each block. Raises ValueError."""
+    if value in (None, ""):
+        return "bf16"
+    if value != "fp8":
+        raise ValueError("rollout.precision is bf16, fp8, fp8_block or int8")
+    return "fp8_block"
+
+
 def _aggregation(value: Any) -> str:
     names = {
         "token-mean": "token_mean",
@@ -224,6 +233,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     ),
     f"{_ROLLOUT}.load_format": Covered("the trainer sends the weights"),
     f"{_ROLLOUT}.dtype": ALWAYS,
+    f"{_ROLLOUT}.quantization": Field("rollout.precision", _precision),
     f"{_ROLLOUT}.prompt_length": Covered("the same as data.maxPromptTokens"),
     f"{_ROLLOUT}.response_length": Covered("the same as rollout.sampling.maxResponseTokens"),
     f"{_ROLLOUT}.do_sample": Unsupported(

@@ -126,8 +126,7 @@ UNSUPPORTED: dict[str, Translation] = {
         "rollout.overSampling generates more prompts, and drops whole groups"
     ),
     f"{_ROLLOUT}.enable_rollout_routing_replay": Covered("trainer.routingReplay sets both sides"),
-    f"{_ROLLOUT}.quantization": _off("engines use the trainer's precision"),
-    f"{_ROLLOUT}.quantization_config_file": _off("engines use the trainer's precision"),
+    f"{_ROLLOUT}.quantization_config_file": _off("rollout.precision names the forms"),
     f"{_ROLLOUT}.full_determinism": _off("set trainer.deterministic for trainer and engine"),
     f"{_ROLLOUT}.seed": Covered("sluice does not seed sampling"),
     # data

@@ -35,6 +35,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     job = env.job()
+    job = job.model_copy(update={"spec": job.spec.with_correction()})
     rank = int(os.environ.get("RANK", 0))
     if job.spec.debug.rollout_only and rank > 0:  # one rank is enough to take batches
         return 0
@@ -86,10 +87,12 @@ def _train(
     from sluice_trainer.loop.loop import Learn, Loop
     from sluice_trainer.loop.run_records import RunRecords
     from sluice_trainer.model.flops import model_flops
+    from sluice_trainer.telemetry.metrics import ENGINE_PRECISION
     from sluice_trainer.telemetry.profiling import Profiles
     from sluice_trainer.telemetry.recorder import Recorder
 
     spec = job.spec
+    ENGINE_PRECISION.labels(spec.rollout.precision, spec.rollout.kv_cache_dtype).set(1)
     policy = _build_policy(env, job, clients, total_steps, rank)
     policy.load_latest(env.directory("checkpoint_dir"))
     fetch_images = clients.buffer.images if spec.data.images else None
@@ -125,8 +128,10 @@ def _build_policy(
 ) -> Backend:
     from sluice_trainer.backend_registry import backend_class
     from sluice_trainer.checkpoint.checkpoint_directory import Author
+    from sluice_trainer.model.families import check_precision
 
     spec = job.spec
+    check_precision(spec, Path(spec.model.path))
     make_policy = backend_class(spec)  # imports for seconds, while colocated engines start
     if spec.trainer.colocate and rank == 0:
         # The other ranks wait for rank 0 before they touch a GPU.

@@ -22,8 +22,8 @@ def main(arguments: list[str]) -> int:
     """Convert a checkpoint and print the path of the result.
 
     The arguments are hf-to-dist SOURCE TARGET, dist-to-hf CHECKPOINT LIKE TARGET, gguf-to-hf
-    SOURCE TARGET, fp8-block SOURCE TARGET, int8 SOURCE TARGET, dequantize SOURCE TARGET,
-    merge-adapter ADAPTER LIKE TARGET, or extract-adapter CHECKPOINT TARGET.
+    SOURCE TARGET, fp8-block SOURCE TARGET, fp8 SOURCE TARGET, int8 SOURCE TARGET, dequantize
+    SOURCE TARGET, merge-adapter ADAPTER LIKE TARGET, or extract-adapter CHECKPOINT TARGET.
     `sluice convert` checks and documents them.
     """
     direction, *paths = arguments
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
             source, target = map(Path, paths)
             gguf_to_hf(source, target)
             print(target)
-        elif direction in ("fp8-block", "int8"):
+        elif direction in ("fp8-block", "fp8", "int8"):
             source, target = map(Path, paths)
             quantize(source, target, direction)
             print(target)

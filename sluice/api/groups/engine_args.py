@@ -63,8 +63,9 @@ ADAPTERS = (
     RefusedArgument("lora-paths", "array"),
     RefusedArgument("uno-lora-path"),
 )
+PRECISION = (RefusedArgument("quantization", harmless=("unquant",)),)
+CACHE_DTYPE = (RefusedArgument("kv-cache-dtype", harmless=("auto", "bf16", "bfloat16")),)
 QUANTIZATION = (
-    RefusedArgument("quantization", harmless=("unquant",)),
     RefusedArgument("quantize-and-serve", "boolean"),
     RefusedArgument("modelopt-quant"),
     RefusedArgument("rl-quant-profile"),
@@ -83,7 +84,15 @@ PARTS_OF_ENGINES = (
     RefusedArgument("kv-transfer-config"),
     RefusedArgument("language-only", "boolean"),
 )
-REFUSED = (*SPECULATION, *ADAPTERS, *QUANTIZATION, *OUTSIDE_CACHES, *PARTS_OF_ENGINES)
+REFUSED = (
+    *SPECULATION,
+    *ADAPTERS,
+    *PRECISION,
+    *CACHE_DTYPE,
+    *QUANTIZATION,
+    *OUTSIDE_CACHES,
+    *PARTS_OF_ENGINES,
+)
 
 
 def kebab(name: str) -> str:
@@ -97,7 +106,7 @@ def schema() -> dict[str, Any]:
     An API server shows CEL only fields that the schema names, so each spelling of a refused
     argument is one.
     """
-    description = "Refused in a job that trains: an update of the weights does not reach it."
+    description = "Refused in a job that trains, with the reason."
     properties: dict[str, dict[str, Any]] = {}
     for argument in REFUSED:
         items = {"items": {"type": "string"}, "maxItems": 64} if argument.kind == "array" else {}
@@ -176,6 +185,13 @@ ENGINE_ARGS = (
         "leave them out",
     ),
     _rule(
+        PRECISION,
+        "quantized weights {} also concern updates and the loss: set rollout.precision",
+    ),
+    _rule(
+        CACHE_DTYPE, "a KV cache in few bits {} also concerns the loss: set rollout.kvCacheDtype"
+    ),
+    _rule(
         QUANTIZATION,
         "quantized weights {} are not supported, because updates come in the trainer's precision: "
         "leave them out",
@@ -205,7 +221,7 @@ POOL_ENGINE_ARGS = (
         "them out and set maxAdapters, maxRank and targetModules",
     ),
     _pool_rule(
-        QUANTIZATION,
+        (*PRECISION, *QUANTIZATION),
         "quantized weights {} are not supported, because trainers compute with those of the "
         "checkpoint: leave it out",
     ),

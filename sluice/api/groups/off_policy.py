@@ -71,13 +71,17 @@ class Rejection(Model):
         return 1 / self.high if self.low is None else self.low
 
 
+_WEIGHTED = field("method").is_in(("tis", "icepop"))
+
+
 class OffPolicy(Model):
     """Corrections for samples that the current policy did not generate."""
 
-    method: Literal["none", "tis", "icepop"] = Field(
-        "none",
+    method: Literal["none", "tis", "icepop"] | None = Field(
+        None,
         description="Treatment of a ratio pi_train / pi_rollout outside [low, high]. tis "
-        "clamps it, icepop drops its tokens.",
+        "clamps it, icepop drops its tokens. Default: tis with rollout.precision or "
+        "rollout.kvCacheDtype in few bits, unless oldLogProbs is rollout; otherwise none.",
     )
     level: Literal["token", "sequence", "geometric"] = Field(
         "token",
@@ -117,20 +121,25 @@ class OffPolicy(Model):
     rules = (
         requires(
             field("oldLogProbs") == "rollout",
-            field("method") == "none",
+            ~_WEIGHTED,
             "oldLogProbs: rollout corrects the gap between trainer and engine already; leave "
             "method out",
             "oldLogProbs",
         ),
         only_with(
             "level",
-            field("method") != "none",
+            _WEIGHTED,
             "level has no effect without method: tis or icepop",
         ),
         only_with(
             "normalize",
-            field("method") != "none",
+            _WEIGHTED,
             "normalize has no effect without method: tis or icepop",
         ),
         Rule(field("low") <= field("high"), "low must not exceed high", "low"),
     )
+
+    @property
+    def weighted(self) -> bool:
+        """True if tokens are weighted by pi_train / pi_rollout."""
+        return self.method in ("tis", "icepop")

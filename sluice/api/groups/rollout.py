@@ -125,6 +125,10 @@ class EngineHealthPolicy(Model):
         )
 
 
+Precision = Literal["bf16", "fp8", "fp8_block", "int8"]
+CacheDtype = Literal["auto", "fp8_e4m3", "fp8_e5m2"]
+
+
 class Rollout(Model):
     """Engines that generate, and how they do."""
 
@@ -162,6 +166,22 @@ class Rollout(Model):
     engine_args: EngineArgs = Field(
         default_factory=dict,
         description="Arguments of the engine's server, without the leading dashes.",
+    )
+    precision: Precision = Field(
+        "bf16",
+        description="Precision of the engines' matrices. bf16: as the trainer sends them. The "
+        "others halve the memory and the bytes of an update: the trainer quantizes the weights of "
+        "each update, and engines quantize activations as they compute. fp8_block: E4M3 with a "
+        "scale for each block of 128 x 128, as DeepSeek-V3; fp8 and int8: with a scale for each "
+        "row. Embedding, output layer, norms and routers stay as they are. Needs sglang with "
+        "weightSync.enginePlugin. Samples come from a slightly other policy, so "
+        "algorithm.offPolicy.method is then tis by default.",
+    )
+    kv_cache_dtype: CacheDtype = Field(
+        "auto",
+        description="Precision of the engines' KV cache. auto: that of activations. The FP8 forms "
+        "hold twice the tokens, without scales, so an update changes nothing in them. Need sglang "
+        "or vllm on GPUs. algorithm.offPolicy.method is then tis by default.",
     )
     batch_size: PositiveInt = Field(32, description="Number of prompt groups of one training step.")
     samples_per_prompt: PositiveInt = Field(
@@ -252,6 +272,11 @@ class Rollout(Model):
     )
 
     @property
+    def is_quantized(self) -> bool:
+        """True if engines compute in another precision than the trainer."""
+        return self.precision != "bf16" or self.kv_cache_dtype != "auto"
+
+    @property
     def has_episode_pods(self) -> bool:
         """True if each episode is a pod on a cluster."""
         return self.environment is not None and self.environment.image is not None
@@ -322,6 +347,19 @@ class Rollout(Model):
             "the engine transformers computes on a CPU or on one GPU: gpusPerReplica must be 0 or "
             "1, or engine sglang",
             "gpusPerReplica",
+        ),
+        requires(
+            field("precision") != "bf16",
+            field("engine") == "sglang",
+            "only SGLang has been shown to take quantized weights in updates: leave precision out, "
+            "or choose engine sglang",
+            "precision",
+        ),
+        requires(
+            field("kvCacheDtype") != "auto",
+            field("engine").is_in(("sglang", "vllm")) & (field("gpusPerReplica") > 0),
+            "only sglang and vllm on GPUs have a KV cache in FP8: leave kvCacheDtype out",
+            "kvCacheDtype",
         ),
         requires(
             field("engine") == "vllm",

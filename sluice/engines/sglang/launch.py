@@ -11,6 +11,7 @@ from sluice.api.groups.data import ModelSource
 from sluice.api.groups.lora import ALL_LINEAR
 from sluice.api.pool import PoolModel, RLEnginePoolSpec
 from sluice.engines import arguments
+from sluice.engines.plugin_common import precision
 from sluice.engines.protocol import Plugin, ServerPlacement
 from sluice.runtime import kernel_cache
 
@@ -112,6 +113,8 @@ class Launch:
         further = arguments.adapter_variables(spec) | (
             IMAGE_ENV if spec.data.images is not None else {}
         )
+        if rollout.precision != "bf16":
+            further[precision.VARIABLE] = rollout.precision
         if rollout.gpus_per_replica:
             deterministic = {_DETERMINISTIC: "1"} if spec.trainer.deterministic else {}
             scheduling = {}
@@ -145,6 +148,8 @@ class Launch:
         if arguments.brought_by_trainer(spec):
             args["load-format"] = "dummy"
         args |= _model_args(spec.model)
+        if rollout.kv_cache_dtype != "auto":
+            args["kv-cache-dtype"] = rollout.kv_cache_dtype
         if spec.trainer.routing_replay == "rollout":
             args["enable-return-routed-experts"] = True
         if spec.data.images is not None:

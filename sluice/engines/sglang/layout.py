@@ -36,7 +36,7 @@ class Layout:
     untied = ("qwen3_moe", "glm4_moe")
 
     def takes_stacks(self, spec: RLJobSpec) -> bool:
-        return spec.weight_sync.engine_plugin
+        return spec.weight_sync.engine_plugin and spec.rollout.precision == "bf16"
 
     def stack_name(self, experts: str, *, gated: bool) -> str:
         return f"{experts}.{'w13' if gated else 'w2'}_weight"

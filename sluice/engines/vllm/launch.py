@@ -114,6 +114,8 @@ class Launch:
         if spec.model.fp32_lm_head:
             # Set by its path: vLLM merges such arguments, so other overrides of engineArgs stay.
             args["hf-overrides.head_dtype"] = "float32"
+        if rollout.kv_cache_dtype != "auto":
+            args["kv-cache-dtype"] = rollout.kv_cache_dtype
         if rollout.gpus_per_replica == 0:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:

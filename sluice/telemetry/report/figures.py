@@ -97,8 +97,9 @@ _CURVES = (
     ),
     _Curves(
         "Trainer against engine",
-        "Difference of the log-probs of the same tokens. A few hundredths are normal in bf16; a "
-        "jump points to a fault in the weights or in a kernel.",
+        "Difference of the log-probs of the same tokens. A few hundredths are normal in bf16, and "
+        "engines with rollout.precision in 8 bits differ more; a jump points to a fault in the "
+        "weights or in a kernel.",
         {
             "train/train_rollout_logprob_abs_diff_max": "largest",
             "train/train_rollout_logprob_abs_diff": "mean",

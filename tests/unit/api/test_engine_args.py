@@ -39,8 +39,13 @@ def problems(arguments: dict[str, Any], *, rollout_only: bool = False) -> list[s
         ),
         (
             {"quantization": "fp8"},
-            "quantized weights (quantization) are not supported, because updates come in the "
-            "trainer's precision: leave them out",
+            "quantized weights (quantization) also concern updates and the loss: set "
+            "rollout.precision",
+        ),
+        (
+            {"kvCacheDtype": "fp8_e4m3"},
+            "a KV cache in few bits (kvCacheDtype) also concerns the loss: set "
+            "rollout.kvCacheDtype",
         ),
         (
             {"disaggregationMode": "prefill"},

@@ -59,6 +59,16 @@ from tests.unit.migrate.import_tools import check, slime, spec_of, unwrapped
             "--sglang-enable-fp32-lm-head",
             {"model": {"path": "/m", "fp32LmHead": True}, "rollout": {"engineArgs": None}},
         ),
+        (
+            "--sglang-quantization w8a8_int8 --sglang-kv-cache-dtype fp8_e4m3",
+            {
+                "rollout": {
+                    "precision": "int8",
+                    "kvCacheDtype": "fp8_e4m3",
+                    "engineArgs": None,
+                }
+            },
+        ),
         ("--sglang-cuda-graph-bs 1 2", {"rollout": {"engineArgs": {"cuda-graph-bs": ["1", "2"]}}}),
         (
             "--sglang-max-running-requests 64",

@@ -311,6 +311,10 @@ def test_verls_teacher_is_translated(tmp_path: Path) -> None:
             "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4",
             {"trainer": {"backend": "fsdp", "parallelism": {"context": 4}}},
         ),
+        (
+            "actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.quantization=fp8",
+            {"rollout": {"precision": "fp8_block"}},
+        ),
         ("actor_rollout_ref.actor.strategy=megatron", {"trainer": {"backend": "megatron"}}),
         (
             "actor_rollout_ref.actor.fsdp_config.param_offload=True "

@@ -12,9 +12,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
+from sluice.engines.plugin_common.precision import is_quantized
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.model.dequantize import dequantize
-from sluice_trainer.model.quantize import fp8_blocks, int8_rows, is_quantized, quantize
+from sluice_trainer.model.quantize import (
+    fp8_blocks,
+    fp8_rows,
+    int8_rows,
+    quantize,
+    quantized,
+)
 from tests.integration.engines import save_model
 
 
@@ -46,7 +53,7 @@ def test_rows_are_rounded_to_the_nearest_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "quantized"),
+    ("name", "matrix"),
     [
         ("model.layers.0.self_attn.q_proj.weight", True),
         ("model.layers.3.mlp.experts.17.down_proj.weight", True),
@@ -60,11 +67,28 @@ def test_rows_are_rounded_to_the_nearest_code() -> None:
         ("vision_tower.encoder.layers.0.self_attn.q_proj.weight", False),
     ],
 )
-def test_matrices_of_layers_are_quantized(name: str, quantized: bool) -> None:
-    assert is_quantized(name) is quantized
+def test_matrices_of_layers_are_quantized(name: str, matrix: bool) -> None:
+    assert is_quantized(name) is matrix
 
 
-@pytest.mark.parametrize(("form", "bound"), [("fp8-block", 0.04), ("int8", 0.01)])
+@pytest.mark.parametrize("precision", ["fp8", "fp8_block", "int8"])
+def test_half_the_bytes_of_a_bf16_model_travel(precision: str) -> None:
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"]
+    tensors = [(name, torch.randn(512, 256).bfloat16()) for name in names]
+    embedding, *parts = quantized(tensors, precision)
+    assert embedding[1] is tensors[0][1]
+    size = sum(part.nbytes for _, part in parts)
+    assert 0.5 <= size / tensors[1][1].nbytes < 0.51
+
+
+def test_rows_of_fp8_use_its_whole_range() -> None:
+    weight = torch.randn(3, 5)
+    parts = fp8_rows(weight)
+    assert parts["weight"].float().abs().amax(1).tolist() == [448.0] * 3
+    assert _error(parts["weight"].float() * parts["weight_scale"], weight) < 0.04
+
+
+@pytest.mark.parametrize(("form", "bound"), [("fp8-block", 0.04), ("fp8", 0.04), ("int8", 0.01)])
 def test_a_model_can_be_quantized_and_made_bf16_again(
     tmp_path: Path, form: str, bound: float
 ) -> None:

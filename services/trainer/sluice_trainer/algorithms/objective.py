@@ -361,7 +361,7 @@ def _corrected(
         dropped = opsm_mask(log_ratio, inputs.advantages, mask, sequence, off_policy.opsm_delta)
         loss = loss * (1 - dropped)
         metrics["opsm_clipfrac"] = dropped
-    if off_policy.method != "none":
+    if off_policy.weighted:
         correction = importance_correction(train_log_probs, inputs, off_policy)
         loss = loss * (
             normalize_weights(correction.weight, inputs.mean_weight)
@@ -391,7 +391,7 @@ def importance_correction(
     train_log_probs: Tensor, inputs: LossInputs, off_policy: OffPolicy
 ) -> Correction:
     """Return the weights of `offPolicy.method`, not normalized, from log pi_train, [tokens]."""
-    assert off_policy.method != "none"
+    assert off_policy.method == "tis" or off_policy.method == "icepop"
     ratio = correction_ratio(
         train_log_probs - inputs.rollout_log_probs, off_policy.level, inputs.mask, inputs.sequence
     )

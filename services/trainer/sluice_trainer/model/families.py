@@ -9,7 +9,10 @@ import json
 from pathlib import Path
 
 from sluice.api import RLJobSpec
+from sluice.engines.arguments import normalized
+from sluice.engines.plugin_common import precision
 from sluice.images.processor import VISION_FAMILIES, ImageProcessor
+from sluice.model_parts import tensor_names
 from sluice_trainer.model.unsupported import UnsupportedModelError, check_not_quantized
 
 # Layers with a recurrent state whose adapters SGLang's kernels do not compute, by the beginning of
@@ -18,6 +21,7 @@ _WITHOUT_VERSIONS = {
     "qwen3_5": ("in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z"),
     "qwen3_next": ("in_proj_ba",),
 }
+_EXPERT_ALIASES = {"ep": "ep-size", "expert-parallel-size": "ep-size"}
 
 
 def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> None:
@@ -42,6 +46,7 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
     path = directory / "config.json"
     if path.is_file():
         check_not_quantized(json.loads(path.read_text()), directory)
+    check_precision(spec, directory)
     if spec.trainer.backend == "megatron":
         from sluice_trainer.model.huggingface_config import read_shape
 
@@ -66,6 +71,27 @@ def _check_adapted_layers(spec: RLJobSpec, path: Path) -> None:
                 f"{', '.join(left)} in a model of type {kind}: add them to "
                 "trainer.lora.excludeModules, or set weightSync.pauseMode: in_place"
             )
+
+
+def check_precision(spec: RLJobSpec, directory: Path) -> None:
+    """Check that engines can hold this model in `rollout.precision`.
+
+    Raises
+    ------
+    ConfigurationError
+        They cannot.
+
+    """
+    rollout = spec.rollout
+    if rollout.precision == "bf16":
+        return
+    ranks = max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica
+    parallel = normalized(rollout.engine_args, _EXPERT_ALIASES).get("ep-size", 1)
+    expert_ranks = ranks // parallel if isinstance(parallel, int) and parallel > 0 else ranks
+    config = json.loads((directory / "config.json").read_text())
+    names = tensor_names(directory)
+    if reason := precision.unfit(rollout.precision, config, names, ranks, max(expert_ranks, 1)):
+        raise UnsupportedModelError(f"{directory}: {reason}")
 
 
 def _check_transformers(spec: RLJobSpec, path: Path) -> None:

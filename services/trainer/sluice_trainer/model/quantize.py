@@ -1,45 +1,41 @@
-"""Conversion of a checkpoint to quantized weights, tensor by tensor, in forms that engines load.
+"""Quantization of weights, tensor by tensor, in forms that engines load.
 
-fp8-block is the form in which DeepSeek-V3 is released (arXiv:2412.19437, section 3.3): codes in
-E4M3 and a scale for each block of 128 x 128. int8 is that of compressed-tensors: a scale for each
-row. Both are symmetric, and activations are quantized by the engine.
+fp8_block is the form in which DeepSeek-V3 is released (arXiv:2412.19437, section 3.3): codes in
+E4M3 and a scale for each block of 128 x 128. fp8 and int8 are those of compressed-tensors: a scale
+for each row. All are symmetric, and activations are quantized by the engine.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from sluice.engines.plugin_common.precision import (
+    BLOCK,
+    is_quantized,
+    kept_modules,
+    quantization_config,
+)
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.model.huggingface_files import (
     SHARD_BYTES,
-    StoredTensors,
     check_new,
     read_config,
     save_hf,
     stored,
 )
 
-BLOCK = 128  # rows and columns
 # Largest value of E4M3, and of int8 without the one that has no positive twin.
 FP8_MAX, INT8_MAX = 448.0, 127
-# Matrices of a language model's layers. Embedding, output layer, norms, routers, towers and
-# projectors keep their precision, as in the checkpoints that are released.
-_MATRIX = re.compile(r"(?:^|\.)layers\.\d+\..+_proj(?:_with_mqa)?\.weight$")
-_TOWERS = re.compile(
-    r"(?:^|\.)(?:visual|vision_tower|vision_model|audio_tower|multi_modal_projector)\."
-)
 
 
 def quantize(source: Path, target: Path, form: str, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Write a checkpoint whose layers' matrices are quantized. Other tensors stay as they are.
 
-    `form` is fp8-block or int8. Memory: one tensor and one file, of `shard_bytes`.
+    `form` is fp8-block, fp8 or int8. Memory: one tensor and one file, of `shard_bytes`.
 
     Raises
     ------
@@ -53,47 +49,42 @@ def quantize(source: Path, target: Path, form: str, *, shard_bytes: int = SHARD_
             f"{source} is quantized already: `sluice convert dequantize` makes bf16 of it first"
         )
     check_new(target)
-    encode, settings = _FORMS[form]
+    precision = form.replace("-", "_")
     with stored(source) as tensors:
         if not any(map(is_quantized, tensors.names)):
             raise ConfigurationError(f"{source} has no matrix of a layer (..._proj.weight)")
         save_hf(
-            _encoded(tensors, encode),
+            quantized(((name, tensors.read(name)) for name in tensors.names), precision),
             target,
             source,
             shard_bytes=shard_bytes,
-            config=config | {"quantization_config": settings(_kept(tensors))},
+            config=config
+            | {"quantization_config": quantization_config(precision, kept_modules(tensors.names))},
             whole=True,
         )
 
 
-def is_quantized(name: str) -> bool:
-    """Return whether a tensor of this name is quantized: a matrix of a language model's layer."""
-    return bool(_MATRIX.search(name)) and not _TOWERS.search(name)
-
-
-def _kept(tensors: StoredTensors) -> list[str]:
-    """Return the modules with matrices that keep their precision, which engines have to know."""
-    weights = [name for name in tensors.names if name.endswith(".weight")]
-    return sorted(
-        {_module(name) for name in weights if not is_quantized(name) and "norm" not in name}
-    )
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _encoded(
-    tensors: StoredTensors, encode: Callable[[Tensor], dict[str, Tensor]]
+def quantized(
+    tensors: Iterable[tuple[str, Tensor]], precision: str
 ) -> Iterator[tuple[str, Tensor]]:
-    for name in tensors.names:
-        tensor = tensors.read(name)
+    """Yield the tensors of a checkpoint, with those that are quantized as codes and scales.
+
+    Parameters
+    ----------
+    tensors
+        Names of a Hugging Face checkpoint, and full tensors.
+    precision
+        `fp8`, `fp8_block` or `int8`.
+
+    """
+    encode = _ENCODERS[precision]
+    for name, tensor in tensors:
         if not is_quantized(name) or tensor.ndim != 2:
             yield name, tensor
             continue
+        module = name.removesuffix(".weight")
         for end, part in encode(tensor).items():
-            yield f"{_module(name)}.{end}", part
+            yield f"{module}.{end}", part
 
 
 def fp8_blocks(weight: Tensor) -> dict[str, Tensor]:
@@ -122,45 +113,27 @@ def fp8_blocks(weight: Tensor) -> dict[str, Tensor]:
     }
 
 
+def fp8_rows(weight: Tensor) -> dict[str, Tensor]:
+    """Quantize a matrix by rows: `weight`, E4M3, and `weight_scale`, [rows, 1] float32."""
+    scaled, scale = _by_rows(weight, FP8_MAX)
+    return {"weight": scaled.to(torch.float8_e4m3fn), "weight_scale": scale}
+
+
 def int8_rows(weight: Tensor) -> dict[str, Tensor]:
     """Quantize a matrix by rows: `weight`, int8, and `weight_scale`, [rows, 1] float32."""
+    scaled, scale = _by_rows(weight, INT8_MAX)
+    return {"weight": scaled.round().to(torch.int8), "weight_scale": scale}
+
+
+def _by_rows(weight: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Scale each row to values of at most `most`; return them, and the factors."""
     whole = weight.float()
-    scale = whole.abs().amax(1, keepdim=True).clamp(min=1e-12) / INT8_MAX
-    codes = (whole / scale).round().clamp(-INT8_MAX, INT8_MAX)
-    return {"weight": codes.to(torch.int8), "weight_scale": scale}
+    scale = whole.abs().amax(1, keepdim=True).clamp(min=1e-12) / most
+    return (whole / scale).clamp(-most, most), scale
 
 
-def _fp8_settings(kept: list[str]) -> dict[str, Any]:
-    return {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [BLOCK, BLOCK],
-        "modules_to_not_convert": kept,
-    }
-
-
-def _int8_settings(kept: list[str]) -> dict[str, Any]:
-    common = {"num_bits": 8, "type": "int", "symmetric": True}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": common | {"strategy": "channel", "dynamic": False},
-                "input_activations": common | {"strategy": "token", "dynamic": True},
-            }
-        },
-        "ignore": kept,
-    }
-
-
-_FORMS: dict[
-    str,
-    tuple[Callable[[Tensor], dict[str, Tensor]], Callable[[list[str]], dict[str, Any]]],
-] = {
-    "fp8-block": (fp8_blocks, _fp8_settings),
-    "int8": (int8_rows, _int8_settings),
+_ENCODERS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "fp8": fp8_rows,
+    "fp8_block": fp8_blocks,
+    "int8": int8_rows,
 }

@@ -72,6 +72,11 @@ CHECKPOINT_STEP = Gauge("sluice_trainer_checkpoint_step", "Step of the last dura
 EVALUATION_REWARD = Gauge(
     "sluice_trainer_evaluation_reward", "Mean reward of the newest evaluation.", ["dataset"]
 )
+ENGINE_PRECISION = Gauge(
+    "sluice_trainer_engine_precision",
+    "1 for the precision in which engines compute: of their weights, and of their KV cache.",
+    ["precision", "kv_cache_dtype"],
+)
 # Name in the record of a step -> (name of the metric, its description).
 GAUGES = {
     "rollout/raw_reward": ("reward", "Mean reward of the batch."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import Collection
@@ -11,10 +12,18 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sluice.api.groups.rollout import Precision
+from sluice.engines.plugin_common.precision import quantization_config
 from sluice_trainer.lora import files as adapter_files
 from sluice_trainer.model import safetensors_file
 from sluice_trainer.model.complete_checkpoint import Completion
-from sluice_trainer.model.huggingface_files import has_tensors, shards, stored, write_index
+from sluice_trainer.model.huggingface_files import (
+    has_tensors,
+    read_config,
+    shards,
+    stored,
+    write_index,
+)
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.transport import Peer, Transport
 
@@ -59,11 +68,19 @@ class Disk(Transport):
 
     in_session = False
 
-    def __init__(self, versions: VersionDirectories, model_dir: Path, *, drawn: bool) -> None:
+    def __init__(
+        self,
+        versions: VersionDirectories,
+        model_dir: Path,
+        *,
+        drawn: bool,
+        precision: Precision = "bf16",
+    ) -> None:
         """Write versions with configuration and tokenizer from `model_dir`.
 
-        drawn: the first weights were not those of `model_dir`.
+        drawn: the first weights were not those of `model_dir`. precision: that of buckets.
         """
+        self._precision = precision
         self._versions = versions
         self._model_dir = model_dir
         self._completes = has_tensors(model_dir) and not drawn
@@ -92,6 +109,8 @@ class Disk(Transport):
                     for shard in shards(self._completion.rest(source)):
                         self._save(shard, path)
             write_index(path, self._files, self._bytes)
+            if self._precision != "bf16":
+                self._describe(path)
             self._files, self._bytes = {}, 0
             self._versions.remove_others(version)
 
@@ -108,6 +127,15 @@ class Disk(Transport):
             with stored(self._model_dir) as tensors:
                 names = tensors.names
         self._completion = Completion(names)
+
+    def _describe(self, path: Path) -> None:
+        """Say in config.json which weights are quantized, so that any engine can load them."""
+        modules = {n.removesuffix(".weight") for n in self._files if n.endswith(".weight")}
+        scaled = {n.rpartition(".weight_scale")[0] for n in self._files}
+        kept = sorted(module for module in modules - scaled if "norm" not in module)
+        config = read_config(path)
+        config["quantization_config"] = quantization_config(self._precision, kept)
+        (path / "config.json").write_text(json.dumps(config, indent=2))
 
     def _save(self, tensors: dict[str, Tensor], path: Path) -> None:
         file = f"model-{len({*self._files.values()}) + 1:05d}.safetensors"

@@ -69,7 +69,7 @@ def update_engines(
     if engines:
         # Engines generate until the first bucket is filled and all communicators are ready.
         preparing = session.prepare(version, engines)
-        filled = buckets(whole, bucket_bytes, session.layout)
+        filled = buckets(session.in_precision(whole), bucket_bytes, session.layout)
         first = next(filled)
         preparing.result()
         session.pause()

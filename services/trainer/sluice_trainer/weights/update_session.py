@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+
+from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
@@ -21,6 +23,7 @@ from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.clients.background import Background
 from sluice_trainer.clients.membership import Member
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.model.quantize import quantized
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
@@ -94,6 +97,11 @@ class UpdateSession:
         stacked = self.layout.takes_stacks(self._spec) and self._transport_kind != "disk"
         return self.layout.stack_name if stacked else None
 
+    def in_precision(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """Yield full tensors in the precision of the engines (`rollout.precision`)."""
+        precision = self._spec.rollout.precision
+        return tensors if precision == "bf16" else quantized(tensors, precision)
+
     @property
     def _transport_kind(self) -> str:
         return self._spec.transport(one_machine=self._env.advertise in _LOOPBACK)
@@ -112,7 +120,8 @@ class UpdateSession:
             if self._sends_adapter_alone:
                 return AdapterFile(versions)
             drawn = self._spec.model.init == "random"
-            return Disk(versions, Path(self._spec.model.path), drawn=drawn)
+            precision = self._spec.rollout.precision
+            return Disk(versions, Path(self._spec.model.path), drawn=drawn, precision=precision)
         if kind == "ipc":
             return Ipc()
         direct = Collective(

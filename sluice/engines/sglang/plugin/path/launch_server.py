@@ -144,6 +144,22 @@ def load_arguments(arguments: list[str]) -> list[str]:
     return ["--load-format", "auto"] if dummy and model and kept_parts_of(Path(model)) else []
 
 
+def precision_arguments(arguments: list[str]) -> list[str]:
+    """Return the argument that makes the engine hold quantized weights, which the trainer sends."""
+    from sluice_sglang.startup import precision
+    from sluice_sglang.startup.arguments import last
+    from sluice_sglang.startup.model_parts import tensor_names
+
+    chosen = os.environ.get(precision.VARIABLE)
+    if not chosen:
+        return []
+    name = "--json-model-override-args"
+    override = json.loads(last(arguments, name) or "{}")
+    kept = precision.kept_modules(tensor_names(Path(last(arguments, "--model-path"))))
+    override["quantization_config"] = precision.sglang_config(chosen, kept)
+    return [name, json.dumps(override)]
+
+
 def image_arguments(arguments: list[str]) -> list[str]:
     """Return the argument by which SGLang takes the tokens of a prompt with images as they are.
 
@@ -216,6 +232,7 @@ if __name__ == "__main__":
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         preforked_processes.begin(preforked_processes.parts(sys.argv))
     sys.argv += load_arguments(sys.argv) + image_arguments(sys.argv)
+    sys.argv += precision_arguments(sys.argv)
     sys.argv += linear_attention_on_cpu(sys.argv)
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)

@@ -1,8 +1,9 @@
 """A replacement of SGLang's CPU kernels, of which PyPI has no build.
 
 SGLang imports the names below when its CPU engine starts, though only speculative decoding calls
-them, and operators when it imports the files of Qwen3.5, which calls them (`mamba`). All that other
-models need has a path in plain torch, which SGLang takes because this package has no AMX operators.
+them, and operators when it imports the files of Qwen3.5, which calls them (`mamba`). Layers with
+quantized weights get methods in plain torch (`quantized`). All that other models need has a path in
+plain torch, which SGLang takes because this package has no AMX operators.
 """
 
 import importlib.abc
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import mamba
+from . import mamba, quantized
 
 # Operators that files of models bind when they are imported. SGLang imports the files of a whole
 # family for the images of one model, so each must be there.
@@ -115,6 +116,7 @@ for _module, _change in (
         "sglang.srt.models.deepseek_common.attention_backend_handler",
         _absorb_latent_attention,
     ),
+    *quantized.CHANGES.items(),
 ):
     sys.meta_path.insert(0, _AfterImport(_module, _change))
 

@@ -13,8 +13,16 @@ def register() -> None:
     from . import host_memory, loopback, prefill_batching, shutdown
     from .http import middlewares
     from .numerics import deterministic
-    from .weights import adapter, cached_model_scan, receive, stacked_experts, versions
+    from .weights import (
+        adapter,
+        cached_model_scan,
+        quantized,
+        receive,
+        stacked_experts,
+        versions,
+    )
 
+    quantized.register()
     stacked_experts.register()
     receive.register()
     cached_model_scan.register()
