@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import RLEnginePoolSpec, RLJob, RLJobSpec
+from sluice.api.groups.rollout import Precision
 from sluice.api.groups.trainer import VisionPart
 from sluice.model_parts import is_vision, safetensors_header, vision_part
 from sluice_operator.cluster.local import gpus
@@ -122,7 +123,7 @@ def needs(
             host = int(state * fraction) if trainer.cpu_offload == "optimizer" else 0
             trainer_gpu = (state - host + gradients) // trainer.world_size + whole
     gpus_of_engine = rollout.gpus_per_replica * rollout.nodes_per_replica
-    engines = _of_engines(count, spec.own_engines, gpus_of_engine)
+    engines = _of_engines(count, spec.own_engines, gpus_of_engine, rollout.precision)
     return MemoryNeeds(host + engines.memory, trainer_gpu, engines.engine_gpu)
 
 
@@ -164,11 +165,17 @@ def _state_and_gradients(spec: RLJobSpec, count: int) -> tuple[int, int]:
     return _BYTES[_precision(spec)] * count, 0
 
 
-def _of_engines(count: int, engines: int, gpus_of_engine: int) -> MemoryNeeds:
-    """Return the needs of engines, which hold bf16 weights on GPUs and fp32 ones on a CPU."""
+def _of_engines(
+    count: int, engines: int, gpus_of_engine: int, precision: Precision = "bf16"
+) -> MemoryNeeds:
+    """Return the needs of engines, which hold bf16 weights on GPUs and fp32 ones on a CPU.
+
+    Of quantized weights the least is a byte each.
+    """
+    size = 1 if precision != "bf16" else 2 if gpus_of_engine else 4
     if engines and gpus_of_engine:
-        return MemoryNeeds(engine_gpu=2 * count // gpus_of_engine)
-    return MemoryNeeds(memory=4 * count * engines)
+        return MemoryNeeds(engine_gpu=size * count // gpus_of_engine)
+    return MemoryNeeds(memory=size * count * engines)
 
 
 def parameters(directory: Path) -> int | None:

@@ -132,6 +132,13 @@ def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> N
         ),
         (
             {
+                "rollout": {"gpusPerReplica": 1, "precision": "fp8_block"},
+                "trainer": {"steps": 1, "gpusPerNode": 1, "backend": "fsdp", "cpuOffload": "all"},
+            },
+            MemoryNeeds(memory=12, engine_gpu=1),
+        ),
+        (
+            {
                 "rollout": {"gpusPerReplica": 1},
                 "trainer": {"steps": 1, "gpusPerNode": 1, "backend": "fsdp", "cpuOffload": "all"},
             },

@@ -26,15 +26,19 @@ _loadable: "WeakKeyDictionary[Any, Loadable]" = WeakKeyDictionary()
 
 
 def register() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     if VARIABLE not in os.environ:
         return
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
     HookRegistry.register(f"{LOADER}._initialize_model", remember, HookType.AFTER)
     HookRegistry.register(f"{RUNNER}.load_model", check, HookType.AFTER)
-    HookRegistry.register(
-        f"{LOADER}.DefaultModelLoader.postprocess_weights", before_processing, HookType.BEFORE
-    )
+    # Of an update from a directory, and from 0.5.21 on of the end of any update.
+    for name in ("load_weights_and_postprocess", "postprocess_weights"):
+        if hasattr(DefaultModelLoader, name):
+            HookRegistry.register(
+                f"{LOADER}.DefaultModelLoader.{name}", before_processing, HookType.BEFORE
+            )
 
 
 def remember(model: Any, *_: Any, **__: Any) -> None:
