@@ -50,6 +50,17 @@ PLACE = ServerPlacement(model="/m", bind="0.0.0.0", port="1", index="0")
         ),
         ({"kv_lora_rank": 512, "num_attention_heads": 1, "head_dim": 1}, 1, ""),
     ],
+    ids=[
+        "whole",
+        "small heads",
+        "a part for images",
+        "width",
+        "width of a rank",
+        "keys of a rank",
+        "experts of a rank",
+        "several",
+        "latent attention",
+    ],
 )
 def test_blocks_need_multiples_of_128_on_each_gpu(
     changes: dict[str, Any], ranks: int, problem: str
@@ -110,6 +121,7 @@ def test_the_engine_is_told_the_precision_of_its_cache(engine: str) -> None:
         ({"offPolicy": {"method": "icepop"}}, {"precision": "fp8"}, "icepop"),
         ({"offPolicy": {"oldLogProbs": "rollout"}}, {"precision": "fp8"}, "none"),
     ],
+    ids=["bf16", "weights", "cache", "none", "icepop", "the engine's log-probs"],
 )
 def test_the_loss_corrects_for_engines_in_few_bits_unless_told_otherwise(
     algorithm: dict[str, Any], rollout: dict[str, Any], method: str
