@@ -161,6 +161,7 @@ def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> N
         "adapters of a quantized base",
         "a quantized base in each process",
         "GPUs",
+        "engines in 8 bits",
         "all in the host",
         "optimizer in the host",
         "no trainer",

@@ -435,7 +435,7 @@ def written(a: Algorithm, logp, entropy, advantage, old, rollout, ref, mask):  #
     if a.off_policy.opsm_delta is not None:
         moved = ((old - logp.detach()) * mask).sum() / n
         tokens = tokens * (1 - ((advantage < 0) & (moved > a.off_policy.opsm_delta)).float())
-    if a.off_policy.method != "none":
+    if a.off_policy.weighted:
         gap = (train - rollout).double()
         gap = {"token": gap, "sequence": (gap * mask).sum(), "geometric": (gap * mask).sum() / n}[
             a.off_policy.level
