@@ -339,7 +339,7 @@ class RLJobSpec(Model):
             return self
         wanted = (
             self.rollout.is_quantized
-            and not self.algorithm.sft
+            and not self.algorithm.offline
             and off_policy.old_log_probs == "trainer"
         )
         settings = off_policy.model_copy(update={"method": "tis" if wanted else "none"})
