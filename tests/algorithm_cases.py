@@ -733,6 +733,12 @@ TOGETHER += [
     ),
     (
         {},
+        _pooled(rollout={"kvCacheDtype": "fp8_e4m3"}),
+        "rollout.precision",
+        "started by the pool, in its precision",
+    ),
+    (
+        {},
         _pooled(debug={"rolloutOnly": True}),
         "rollout.pool",
         "which engines of a pool serve alone",

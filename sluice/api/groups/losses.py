@@ -142,7 +142,8 @@ class Preference(Model):
         description="dpo, ipo, kto: how strongly the reference holds the policy. simpo: scale of "
         "the rewards. orpo: weight of the odds ratio. Default: 0.1; 2.0 for simpo.",
     )
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+    # Not lt=0.5: API servers compare a whole number, such as 0, with the whole part of a bound.
+    label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.0,
         description="dpo, simpo: share of pairs whose preference is taken to be the wrong way "
         "round.",

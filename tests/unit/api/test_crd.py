@@ -52,6 +52,16 @@ def test_every_node_is_structural(schema: dict[str, Any]) -> None:
 
 
 @of_each_kind
+def test_no_default_is_refused_by_a_bound_that_is_cut_to_a_whole_number(
+    schema: dict[str, Any],
+) -> None:
+    """API servers compare a whole number with the whole part of a bound: 0 < 0.5 is false there."""
+    for path, node in nodes(schema):
+        if node.get("exclusiveMaximum"):
+            assert node["maximum"] == int(node["maximum"]), path
+
+
+@of_each_kind
 def test_every_field_has_a_description(schema: dict[str, Any]) -> None:
     ours = [(path, node) for path, node in nodes(schema) if path.startswith((".spec", ".status"))]
     elements = (".items", ".additionalProperties")  # their list or map is described
