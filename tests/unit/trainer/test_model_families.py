@@ -98,3 +98,9 @@ def test_a_quantized_model_gets_the_command_that_converts_it(
     command = f"(fp8), .* run `sluice convert dequantize {tmp_path} {tmp_path}-bf16`"
     with pytest.raises(ConfigurationError, match=command.replace("(fp8)", r"\(fp8\)")):
         check_family(job, tmp_path, quickly=True)
+
+
+def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ConfigurationError, match=r"config\.json: expected an object"):
+        check_family(spec(tmp_path), tmp_path, quickly=True)

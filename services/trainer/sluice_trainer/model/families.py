@@ -6,12 +6,15 @@ Megatron's families need no torch.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sluice.api import RLJobSpec
 from sluice.engines.arguments import normalized
 from sluice.engines.plugin_common import precision
 from sluice.images.processor import VISION_FAMILIES, ImageProcessor
+from sluice.input_checks import shown
 from sluice.model_parts import tensor_names
 from sluice_trainer.model.unsupported import UnsupportedModelError, check_not_quantized
 
@@ -42,10 +45,13 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
         The backend cannot train it.
 
     """
-    _check_adapted_layers(spec, directory / "config.json")
     path = directory / "config.json"
     if path.is_file():
-        check_not_quantized(json.loads(path.read_text()), directory)
+        config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise UnsupportedModelError(f"{path}: expected an object, found {shown(config)}")
+        _check_adapted_layers(spec, config)
+        check_not_quantized(config, directory)
     check_precision(spec, directory)
     if spec.trainer.backend == "megatron":
         from sluice_trainer.model.huggingface_config import read_shape
@@ -57,12 +63,12 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
         _check_transformers(spec, path)
 
 
-def _check_adapted_layers(spec: RLJobSpec, path: Path) -> None:
+def _check_adapted_layers(spec: RLJobSpec, config: Mapping[str, Any]) -> None:
     """Check that an engine that holds several versions of an adapter can compute its layers."""
     lora = spec.trainer.lora
-    if lora is None or not spec.computes_versions or not path.is_file():
+    if lora is None or not spec.computes_versions:
         return
-    kind = str(json.loads(path.read_text()).get("model_type", ""))
+    kind = str(config.get("model_type", ""))
     for family, layers in _WITHOUT_VERSIONS.items():
         left = [name for name in layers if lora.adapts(name)]
         if kind.startswith(family) and left:
