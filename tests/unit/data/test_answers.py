@@ -183,7 +183,7 @@ def test_rows_that_are_encoded_already_need_no_tokenizer() -> None:
         ({"prompt": "hi"}, "prompt: no answer to learn from"),
         ({"prompt": "hi", "label": 4}, "label: expected the answer as a text, found 4"),
         ({"prompt": "hi", "label": ""}, "label: expected the answer as a text"),
-        ({"conversations": CHAT}, "did you mean promptKey: conversations?"),
+        ({"dialogue": CHAT}, "the row has 'dialogue'"),
         ({"tokens": [1, 2]}, "loss_mask: expected a list of 0 and 1, as long as tokens (2)"),
         ({"tokens": [1, 2], "loss_mask": [1]}, "loss_mask: expected"),
         ({"tokens": [1, 2], "loss_mask": [0, 2]}, "loss_mask: expected"),

@@ -168,28 +168,45 @@ def test_images_of_an_agent_have_thumbnails_in_its_first_sample(tmp_path: Path) 
     assert [row["images"] for row in rows] == [sample.images for sample in samples]
 
 
-def test_trackers_get_the_metrics_of_the_run_directory(tmp_path: Path) -> None:
-    class Tracker:
-        def __init__(self) -> None:
-            self.rows: list[tuple[int, dict[str, float]]] = []
+def test_trackers_are_watched_at_each_step_and_ended_with_the_run(tmp_path: Path) -> None:
+    calls: list[str] = []
 
-        def log(self, metrics: dict[str, float], step: int) -> None:
-            self.rows.append((step, metrics))
+    class Process:
+        def watch(self) -> None:
+            calls.append("watch")
 
-        def close(self) -> None:
-            self.rows.append((0, {}))
+        def finish(self) -> None:
+            calls.append("finish")
 
-    tracker = Tracker()
-    recorder = Recorder(tmp_path, 1, tracker)  # type: ignore[arg-type]
+        def wait(self, seconds: float) -> None:
+            calls.append("wait")
+
+    recorder = Recorder(tmp_path, 1, [Process()])  # type: ignore[list-item]
     recorder.step(1, {"rollout/raw_reward": 0.5})
-    recorder.evaluation(
-        pb.Evaluation(version=1, dataset="math", metrics={"reward": 0.25, "pass@4": 0.5}), []
-    )
+    recorder.step(2, {"rollout/raw_reward": 0.5})
     recorder.close()
-    evaluated = {"eval/math": 0.25, "eval/math/pass@4": 0.5}
-    assert tracker.rows == [(1, {"rollout/raw_reward": 0.5}), (1, evaluated), (0, {})]
+    assert calls == ["watch", "watch", "finish", "wait"]
+
+
+def test_an_evaluation_is_written_down_after_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker that sees the record finds the samples."""
+    recorder = Recorder(tmp_path, 1)
+    there: list[bool] = []
+    append = run_directory.append
+
+    def recording(path: Path, record: dict[str, Any]) -> None:
+        there.append((tmp_path / "samples/eval_math_0000001.jsonl").exists())
+        append(path, record)
+
+    monkeypatch.setattr(run_directory, "append", recording)
+    metrics = {"reward": 0.25, "pass@4": 0.5}
+    recorder.evaluation(pb.Evaluation(version=1, dataset="math", metrics=metrics), [])
+    recorder.close()
+    assert there == [True]
     [record] = run_directory.records(tmp_path / run_directory.EVALUATION)
-    assert {n: record[n] for n in evaluated} == evaluated
+    assert (record["eval/math"], record["eval/math/pass@4"]) == (0.25, 0.5)
 
 
 def test_samples_without_rewards_are_written_without_them() -> None:
