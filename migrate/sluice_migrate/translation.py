@@ -58,7 +58,7 @@ class Settings(dict[str, Setting]):
     """Settings by name; `used` has the names that were translated already."""
 
     def __init__(self, settings: Mapping[str, Setting]) -> None:
-        super().__init__(settings)
+        super().__init__({name: _from_home(setting) for name, setting in settings.items()})
         self.used: set[str] = set()
 
     def take(self, name: str) -> Setting | None:
@@ -70,6 +70,32 @@ class Settings(dict[str, Setting]):
         """Tell whether a flag is given, or a key is true; mark it as translated."""
         setting = self.take(name)
         return setting is not None and setting.value not in (False, None, "False", "false")
+
+
+_HOME = "${HOME}"
+
+
+def _from_home(setting: Setting) -> Setting:
+    """Return the setting with `~` for an unknown home at the beginning of a path.
+
+    Paths of a job may begin with `~`, which stands for the home of whoever runs it.
+    """
+    if "HOME" not in setting.missing:
+        return setting
+    values = tuple(map(_with_tilde, setting.values))
+    if _HOME in str(values):
+        return setting
+    return replace(
+        setting, values=values, missing=tuple(name for name in setting.missing if name != "HOME")
+    )
+
+
+def _with_tilde(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*map(_with_tilde, value)]
+    if isinstance(value, str) and (value == _HOME or value.startswith(f"{_HOME}/")):
+        return "~" + value.removeprefix(_HOME)
+    return value
 
 
 @dataclass(frozen=True, slots=True)

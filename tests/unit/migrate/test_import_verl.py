@@ -557,3 +557,21 @@ def test_loggers_become_trackers() -> None:
 
 def test_the_console_is_no_tracker() -> None:
     assert "telemetry" not in spec_of(verl("trainer.logger=console trainer.project_name=a"))
+
+
+@pytest.mark.parametrize("home", ["$HOME", "${HOME}"])
+def test_paths_in_the_home_stay_in_the_home_of_whoever_runs_the_job(home: str) -> None:
+    result = verl(
+        f"data.train_files=\"['{home}/a.parquet','{home}/b.parquet']\" "
+        f"actor_rollout_ref.model.path={home}/models/m"
+    )
+    spec = spec_of(result)
+    assert [source["path"] for source in spec["data"]["prompts"]] == ["~/a.parquet", "~/b.parquet"]
+    assert spec["model"]["path"] == "~/models/m"
+    assert "$HOME" not in result.stdout
+
+
+def test_a_home_inside_a_path_is_not_known() -> None:
+    result = verl("actor_rollout_ref.model.path=/nfs$HOME/m")
+    assert spec_of(result)["model"]["path"] == "/nfs${HOME}/m"
+    assert "set $HOME with --var" in unwrapped(result)
