@@ -1,0 +1,68 @@
+"""The example of preferences: sft, then dpo and a reward model, through killed trainers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.run.laptop import ROOT, Laptop, values
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    directory = tmp_path / "preference"
+    shutil.copytree(
+        ROOT / "examples/preference",
+        directory,
+        ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__"),
+    )
+    command = [sys.executable, str(directory / "make_data.py"), str(directory)]
+    subprocess.run(command, check=True, timeout=60)
+    return directory
+
+
+def of(example: Path, name: str, *overrides: str) -> Laptop:
+    """Return the run of one of the example's jobs, whose model is that of the first one."""
+    shutil.copyfile(example / f"{name}.yaml", example / "job.yaml")
+    return Laptop(example, example.parent / name, *overrides)
+
+
+def killed_after(run: Laptop, step: int) -> None:
+    """Run it, and kill the trainer once after this step: no pair may be lost or trained twice."""
+    run.start()
+    run.until_step(step)
+    run.kill("trainer")
+    assert run.wait(300) == 0, run.text()[-3000:]
+    summary = run.summary()
+    assert (summary["state"], summary["restarts"]) == ("Succeeded", 1)
+    assert summary["groups_lost"] == summary["groups_trained_twice"] == 0
+    for number, again in run.replayed().items():
+        assert len({record["train/loss"] for record in again}) == 1, f"step {number}: {again}"
+
+
+def test_pairs_teach_more_after_few_conversations(example: Path) -> None:
+    first = of(example, "sft")
+    assert first.run() == 0, first.text()[-3000:]
+    model = f"model.path={first.directory}/checkpoints/hf"
+
+    policy = of(example, "dpo", model, "checkpoint.everySteps=8")
+    killed_after(policy, 12)
+    records = list(policy.steps().values())
+    assert len(records) == 32
+    accuracies = values(records, "train/rewards/accuracies")
+    # Every tenth pair is the wrong way round.
+    assert sum(accuracies[-8:]) / 8 > 0.75 > accuracies[0]
+    before, after = first.summary()["eval_last"], policy.summary()["eval_last"]
+    assert after > before + 0.05
+
+    judge = of(example, "reward", model, "checkpoint.everySteps=8")
+    killed_after(judge, 12)
+    accuracies = values(judge.steps().values(), "train/rewards/accuracies")
+    assert sum(accuracies[-8:]) / 8 > 0.75
+    assert (judge.directory / "checkpoints/hf/config.json").exists()
