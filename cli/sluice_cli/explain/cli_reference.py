@@ -17,6 +17,7 @@ _HEAD = """\
 <!-- not run (sluice run, sluice init digits --yes && cd): minutes of training -->
 <!-- not run (sluice logs): it follows a log that goes on -->
 <!-- not run (sluice pool up, sluice pool down): engines that run until they are ended -->
+<!-- not run (sluice track): an account of a tracker -->
 <!-- not run (sluice status gsm8k, sluice list -A, sluice crd |, sluice render): a cluster -->
 <!-- run by (sluice validate jobs/): tests/unit/cli/test_cli_validate.py -->
 

@@ -60,6 +60,13 @@ EMPTY = {
     "job: GPU utilisation: MFU": "a CPU's peak is not known",
     "job: Time of rewards and tool calls: {{tool}}": "it has no tools",
     "job: Failed groups: {{reason}}": "no group fails",
+    "job: Preferred answers: accuracy": "it has no pairs of answers",
+    "job: Trained images: images": "it has no images",
+    "job: Time for images: decoding": "it has no images",
+    "job: Time for images: tower": "it has no images",
+    "job: Share of the tower: tower": "it has no images",
+    "job: Hits of the image cache: hits": "it has no images",
+    "job: Stored images: images": "it has no images",
     "operator: Failed groups by reason: {{reason}}": "no group fails",
 }
 # tests/integration/weights/test_pool.py has an engine of a pool.
