@@ -61,6 +61,7 @@ EMPTY = {
     "job: Time of rewards and tool calls: {{tool}}": "it has no tools",
     "job: Failed groups: {{reason}}": "no group fails",
     "job: Preferred answers: accuracy": "it has no pairs of answers",
+    "job: Reward margin: margin": "it has no pairs of answers",
     "job: Trained images: images": "it has no images",
     "job: Time for images: decoding": "it has no images",
     "job: Time for images: tower": "it has no images",
