@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,15 @@ def by_step(path: Path, key: str = "step") -> dict[int, dict[str, Any]]:
     """Return the last record of each step, in order of steps."""
     latest = {int(record[key]): record for record in records(path) if key in record}
     return dict(sorted(latest.items()))
+
+
+def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested objects by name, such as `rollout.batchSize`."""
+    for key, entry in value.items():
+        if isinstance(entry, Mapping) and entry:
+            yield from leaves(entry, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", entry
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -5,6 +5,6 @@ directory and passes on what is new. It keeps its position in a file: a tracker 
 not reach its server goes on where it was, and a finished run can be sent later (`sluice track`).
 
 The process may run in another environment than the trainer's, because libraries of trackers want
-other releases than ours. So the modules of this package import nothing but the standard library,
-`sluice.telemetry.run_directory` and `sluice.runtime.user_code`.
+other releases than ours. So the modules that it imports, all but `settings`, import nothing but the
+standard library, `sluice.telemetry.run_directory` and `sluice.runtime.user_code`.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ class Follower:
     directory: Path
     name: str
     sample_every_steps: int
+    # Bytes of each file that were passed on.
+    _positions: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            self._positions = json.loads(self._file.read_text())
+        except (FileNotFoundError, ValueError):
+            self._positions = {}
 
     def pass_on(self, tracker: Tracker) -> None:
         """Pass on all records that are new. The position moves with each of them."""
@@ -78,7 +86,7 @@ class Follower:
         path = self.directory / file
         if not path.exists():
             return
-        at = self._positions().get(file, 0)
+        at = self._positions.get(file, 0)
         if at > path.stat().st_size:  # another run writes into this directory
             at = 0
         with path.open("rb") as lines:
@@ -94,16 +102,10 @@ class Follower:
     def _file(self) -> Path:
         return self.directory / DIRECTORY / f"{self.name}.json"
 
-    def _positions(self) -> dict[str, int]:
-        try:
-            positions: dict[str, int] = json.loads(self._file.read_text())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return positions
-
     def _move(self, file: str, position: int) -> None:
+        self._positions[file] = position
         self._file.parent.mkdir(exist_ok=True)
-        run_directory.write_json(self._file, self._positions() | {file: position})
+        run_directory.write_json(self._file, self._positions)
 
 
 def _metrics(record: dict[str, Any]) -> dict[str, float]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sluice.telemetry import run_directory
+
 # MLflow's rules: characters of a name that it refuses, and the longest value of a parameter.
 _FORBIDDEN = re.compile(r"[^-\w ./:]", re.ASCII)
 _MOST_CHARACTERS = 6000
@@ -24,14 +26,11 @@ def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False)
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the leaves of a spec as parameters: `rollout.batchSize` and its value as text."""
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            yield metric_name(f"{prefix}{key}"), text[:_MOST_CHARACTERS]
+def parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the leaves of a spec as MLflow's parameters: name, and value as text."""
+    for name, value in run_directory.leaves(config):
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield metric_name(name), text[:_MOST_CHARACTERS]
 
 
 def metric_name(name: str) -> str:

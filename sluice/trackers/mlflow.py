@@ -10,7 +10,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from sluice.trackers.formats import flat, metric_name
+from sluice.trackers.formats import metric_name, parameters
 from sluice.trackers.run import Run
 
 IDENTITY = "sluice.identity"
@@ -34,7 +34,7 @@ class MLflow:
             return
         tags = {key: str(value) for key, value in run.args.items()} | {IDENTITY: run.identity}
         self._id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
-        params = [Param(name, text) for name, text in flat(run.config)]
+        params = [Param(name, text) for name, text in parameters(run.config)]
         for part in _parts(params, _MOST_PARAMS):
             self._client.log_batch(self._id, params=part)
         self._client.log_dict(self._id, run.config, "job.json")

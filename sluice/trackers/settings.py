@@ -8,13 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sluice.api import RLJob
+from sluice.api.groups.telemetry import TrackerSpec
 from sluice.trackers import process
-
-if TYPE_CHECKING:
-    from sluice.api import RLJob
-    from sluice.api.groups.telemetry import TrackerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +74,9 @@ def trackers_of(job: RLJob, directory: Path, variables: Mapping[str, str]) -> li
 
 def wandb_is_configured(variables: Mapping[str, str]) -> bool:
     mode = variables.get("WANDB_MODE")
-    return mode != "disabled" and ("WANDB_API_KEY" in variables or mode == "offline")
+    return mode != "disabled" and bool(variables.get("WANDB_API_KEY") or mode == "offline")
 
 
 def default_wandb(variables: Mapping[str, str]) -> TrackerSpec:
-    from sluice.api.groups.telemetry import TrackerSpec
-
     project = variables.get("WANDB_PROJECT")
     return TrackerSpec(type="wandb", **({"project": project} if project else {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,7 +70,7 @@ def group_facts(summary: Mapping[str, Any]) -> list[Fact]:
 def settings(directory: Path) -> list[Fact]:
     """Return the fields that the manifest sets, under their dotted names."""
     spec = _read(directory / run_directory.JOB).get("spec") or {}
-    return [Fact(name, _text(value)) for name, value in _flat(spec)]
+    return [Fact(name, _text(value)) for name, value in run_directory.leaves(spec)]
 
 
 def run_facts(directory: Path, steps: Mapping[int, Mapping[str, Any]]) -> list[Fact]:
@@ -132,14 +132,6 @@ def _text(value: Any, *, share: bool = False) -> str:
     if isinstance(value, float):
         return f"{value:.0%}" if share else f"{value:.4g}"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, entry in value.items():
-        if isinstance(entry, Mapping) and entry:
-            yield from _flat(entry, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", entry
 
 
 def _read(path: Path) -> dict[str, Any]:

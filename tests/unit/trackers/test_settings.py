@@ -19,6 +19,7 @@ HERE = Path("/runs/a")
     [
         ({}, []),
         ({"WANDB_MODE": "online"}, []),
+        ({"WANDB_API_KEY": ""}, []),
         ({"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, []),
         ({"WANDB_API_KEY": "k"}, ["sluice"]),
         ({"WANDB_MODE": "offline", "WANDB_PROJECT": "math"}, ["math"]),
