@@ -76,15 +76,20 @@ class Environment:
             raise ConfigurationError(
                 "SLUICE_JOB_FILE is not set: expected the job's manifest as JSON"
             )
-        try:
-            document = json.loads(Path(path).read_text())
-            return RLJob.model_validate(document)
-        except OSError as error:
-            raise ConfigurationError(f"{path}: {error.strerror}") from error
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(f"{path}: not valid JSON: {error}") from error
-        except ValidationError as error:
-            raise ConfigurationError(describe(error, document, path)) from error
+        return read_job(Path(path))
+
+
+def read_job(path: Path) -> RLJob:
+    """Read a manifest as JSON. Raises ConfigurationError."""
+    try:
+        document = json.loads(path.read_text())
+        return RLJob.model_validate(document)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{path}: not valid JSON: {error}") from error
+    except ValidationError as error:
+        raise ConfigurationError(describe(error, document, str(path))) from error
 
 
 def read(role: str, variables: Mapping[str, str] | None = None) -> Environment:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
 from typing import NoReturn
 
 import typer
-from pydantic import ValidationError
 
 from sluice.api import RLJob
 from sluice.api.groups.telemetry import Telemetry
-from sluice.api.schema.problems import describe
+from sluice.runtime import pod_env
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry import run_directory
 from sluice.trackers.following import Follower
 from sluice.trackers.settings import TrackerSettings, trackers_of
@@ -54,15 +53,12 @@ def _send(directory: Path, tracker: TrackerSettings) -> bool:
 
 def _job(directory: Path) -> RLJob:
     file = directory / run_directory.JOB
-    try:
-        document = json.loads(file.read_text())
-        return RLJob.model_validate(document)
-    except FileNotFoundError:
+    if not file.exists():
         _invalid(f"{directory} has no {file.name}; expected the directory of a run")
-    except json.JSONDecodeError as error:
-        _invalid(f"{file}: not valid JSON: {error}")
-    except ValidationError as error:
-        _invalid(describe(error, document, str(file)))
+    try:
+        return pod_env.read_job(file)
+    except ConfigurationError as error:
+        _invalid(str(error))
 
 
 def _invalid(problem: str) -> NoReturn:
