@@ -51,7 +51,7 @@ _SERVED = tiny.FAMILIES | tiny.OTHERS
 # SGLang 0.5.21 ignores the windows of these families. Their latest releases have none, or one as
 # long as their context.
 _WITHOUT_WINDOW = ("mistral", "phi4")
-# Of each `model_type` of a language model, the plainest model.
+# The plainest model of each `model_type`.
 SERVED = [
     name
     for name in MODEL_TYPES

@@ -69,6 +69,16 @@ class Laptop:
                 f"no end after {seconds:.0f} s; the last lines were\n{self.text()[-2000:]}"
             ) from None
 
+    def run_through_a_killed_trainer(self, step: int, seconds: float = 280.0) -> dict[str, Any]:
+        """Run it, kill the trainer after this step, and return the summary of the run's success."""
+        self.start()
+        self.until_step(step)
+        self.kill("trainer")
+        assert self.wait(seconds) == 0, self.text()[-3000:]
+        summary = self.summary()
+        assert summary["state"] == "Succeeded", self.text()[-2000:]
+        return summary
+
     def stop(self) -> None:
         if self.process and self.process.poll() is None:
             self.process.kill()

@@ -35,12 +35,8 @@ def of(example: Path, name: str, *overrides: str) -> Laptop:
 
 def killed_after(run: Laptop, step: int) -> None:
     """Run it, and kill the trainer once after this step: no pair may be lost or trained twice."""
-    run.start()
-    run.until_step(step)
-    run.kill("trainer")
-    assert run.wait(300) == 0, run.text()[-3000:]
-    summary = run.summary()
-    assert (summary["state"], summary["restarts"]) == ("Succeeded", 1)
+    summary = run.run_through_a_killed_trainer(step, 300)
+    assert summary["restarts"] == 1
     assert summary["groups_lost"] == summary["groups_trained_twice"] == 0
     for number, again in run.replayed().items():
         assert len({record["train/loss"] for record in again}) == 1, f"step {number}: {again}"

@@ -48,12 +48,7 @@ def test_conversations_are_learned_without_engines_through_a_killed_trainer(
         "debug.dumpRollouts=true",
         "debug.profile=[2,6]",
     )
-    run.start()
-    run.until_step(6)
-    run.kill("trainer")
-    assert run.wait(280) == 0, run.text()[-3000:]
-    summary, records = run.summary(), run.steps()
-    assert summary["state"] == "Succeeded", run.text()[-2000:]
+    summary, records = run.run_through_a_killed_trainer(6), run.steps()
     assert (
         summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
     )

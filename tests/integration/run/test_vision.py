@@ -42,12 +42,7 @@ def test_engine_and_trainer_see_the_same_images_through_a_killed_trainer(
         "checkpoint.exportHF=true",
         "evaluation.everySteps=5",
     )
-    run.start()
-    run.until_step(3)
-    run.kill("trainer")
-    assert run.wait(280) == 0, run.text()[-3000:]
-    summary, records = run.summary(), run.steps()
-    assert summary["state"] == "Succeeded", run.text()[-2000:]
+    summary, records = run.run_through_a_killed_trainer(3), run.steps()
     assert summary["groups_lost"] == summary["groups_failed"] == 0
     assert list(records) == [1, 2, 3, 4, 5]
     assert processes_of(run.directory) == []
@@ -107,12 +102,7 @@ def test_given_answers_are_learned_from_images_without_engines(
         "trainer.freeze=[]",
         "checkpoint.everySteps=2",
     )
-    run.start()
-    run.until_step(3)
-    run.kill("trainer")
-    assert run.wait(280) == 0, run.text()[-3000:]
-    summary, records = run.summary(), run.steps()
-    assert summary["state"] == "Succeeded", run.text()[-2000:]
+    summary, records = run.run_through_a_killed_trainer(3), run.steps()
     assert summary["groups_lost"] == summary["groups_failed"] == 0
     assert not list((run.directory / "logs").glob("*rollout*")), "nothing is generated"
     losses = values(records.values(), "train/loss")

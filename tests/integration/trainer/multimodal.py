@@ -31,21 +31,13 @@ _QWEN_VISION = {
     "patch_size": 4,
     "num_position_embeddings": 16,
 }
-_GATED_DELTA = {
-    "head_dim": 32,
-    "num_hidden_layers": 4,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
 # Prefix of transformers' classes, and the configurations of text and pictures.
 MULTIMODAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "qwen3.5-pictures": ("Qwen3_5", _GATED_DELTA, _QWEN_VISION),
+    "qwen3.5-pictures": ("Qwen3_5", tiny.GATED_DELTA, _QWEN_VISION),
     "qwen3.5-moe-pictures": (
         "Qwen3_5Moe",
         {
-            **_GATED_DELTA,
+            **tiny.GATED_DELTA,
             "moe_intermediate_size": 48,
             "num_experts": 4,
             "num_experts_per_tok": 2,

@@ -121,7 +121,7 @@ MIXTURES = ("qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek-v3", "moonligh
 
 
 # Families that only FSDP2 trains.
-_GATED_DELTA = {
+GATED_DELTA = {
     "head_dim": 32,
     "num_hidden_layers": 4,
     "linear_num_key_heads": 2,
@@ -149,12 +149,12 @@ _INDEXER = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 32}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": (
         "Qwen3Next",
-        {**_GATED_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
+        {**GATED_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
     ),
-    "qwen3.5": ("Qwen3_5Text", _GATED_DELTA),
+    "qwen3.5": ("Qwen3_5Text", GATED_DELTA),
     "qwen3.5-moe": (
         "Qwen3_5MoeText",
-        {**_GATED_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
+        {**GATED_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
     ),
     "gpt-oss": (
         "GptOss",

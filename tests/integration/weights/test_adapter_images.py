@@ -16,7 +16,7 @@ from tests.integration.weights.test_images import LARGE, SMALL, TOLERANCE, answe
 from tests.integration.weights.test_sender import JoinEngine, MakeSender
 from tests.vision_models import make_model
 
-# Of gated delta nets, which three of four layers of Qwen3.5 are.
+# Layers of gated delta nets: three of four layers of Qwen3.5.
 RECURRENT = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 WITH_VERSIONS = ("out_proj",)
 ADDED, SEVERAL = 0, 2  # versions that an engine holds
