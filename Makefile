@@ -49,7 +49,7 @@ help:
 	@echo "make docs            these pages as a site, in site/; fails where a link or an anchor leads nowhere (1 min)"
 	@echo "make images          the container images (docker/Dockerfile)"
 	@echo "make protos crds reference kubernetes-fields observability   regenerate what is generated"
-	@echo "make models          the table of model support, by its tests (30 min; with vLLM, if make vllm has set it up)"
+	@echo "make models          the table of model support, by its tests (long; with vLLM, if make vllm has set it up)"
 	@echo "make dashboards-up   Prometheus and Grafana over a run on this machine (docker; RUN=runs/quickstart); dashboards-down ends them"
 	@echo "make clean           remove the environment, caches and the quickstart's run"
 

@@ -78,7 +78,7 @@ _HOME = "${HOME}"
 def _from_home(setting: Setting) -> Setting:
     """Return the setting with `~` for an unknown home at the beginning of a path.
 
-    Paths of a job may begin with `~`, which stands for the home of whoever runs it.
+    Paths of a job may begin with `~`, the home of whoever runs it.
     """
     if "HOME" not in setting.missing:
         return setting

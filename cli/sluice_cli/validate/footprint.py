@@ -170,7 +170,7 @@ def _of_engines(
 ) -> MemoryNeeds:
     """Return the needs of engines, which hold bf16 weights on GPUs and fp32 ones on a CPU.
 
-    Of quantized weights the least is a byte each.
+    Quantized weights count one byte each.
     """
     size = 1 if precision != "bf16" else 2 if gpus_of_engine else 4
     if engines and gpus_of_engine:

@@ -216,7 +216,7 @@ FSDP = {"steps": 1, "backend": "fsdp"}
     ],
 )
 def test_a_tower_counts_as_it_is_used(groups: dict[str, Any], memory: int, gpu: int) -> None:
-    """Of 100 parameters 20 are in the tower and 10 in the projector."""
+    """The tower has 20 of 100 parameters, and the projector 10."""
     trainer = FSDP | {"gpusPerNode": 0} | groups.get("trainer", {})
     on_gpu = {"gpusPerReplica": 1 if trainer["gpusPerNode"] else 0}
     job = spec(**groups | {"trainer": trainer, "rollout": on_gpu})

@@ -44,7 +44,7 @@ def check_not_quantized(config: Mapping[str, Any], directory: Path) -> None:
     """Check that the weights of a checkpoint are not quantized.
 
     They are not converted at load, because the engine of a job would then have another form than
-    the trainer sends: one that has read FP8 takes no bf16.
+    the trainer sends, and bf16 has not been shown to reach one that has read FP8.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ def register() -> None:
 
     HookRegistry.register(f"{LOADER}._initialize_model", remember, HookType.AFTER)
     HookRegistry.register(f"{RUNNER}.load_model", check, HookType.AFTER)
-    # Of an update from a directory, and from 0.5.21 on of the end of any update.
+    # The first ends an update from a directory; SGLang 0.5.21 ends every update with the second.
     for name in ("load_weights_and_postprocess", "postprocess_weights"):
         if hasattr(DefaultModelLoader, name):
             HookRegistry.register(
