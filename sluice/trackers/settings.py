@@ -78,5 +78,7 @@ def wandb_is_configured(variables: Mapping[str, str]) -> bool:
 
 
 def default_wandb(variables: Mapping[str, str]) -> TrackerSpec:
+    """Return W&B for a job that names no tracker: prompts and responses stay where they are."""
     project = variables.get("WANDB_PROJECT")
-    return TrackerSpec(type="wandb", **({"project": project} if project else {}))
+    named = {"project": project} if project else {}
+    return TrackerSpec.model_validate({"type": "wandb", "sampleEverySteps": 0, **named})

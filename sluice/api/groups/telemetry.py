@@ -69,5 +69,5 @@ class Telemetry(Model):
     trackers: Annotated[list[TrackerSpec], Field(max_length=8)] = Field(
         default_factory=list,
         description="Trackers. Default: Weights & Biases if WANDB_API_KEY is set or "
-        "WANDB_MODE is offline, otherwise none.",
+        "WANDB_MODE is offline, which then gets no samples; otherwise none.",
     )

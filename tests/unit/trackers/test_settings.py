@@ -30,6 +30,8 @@ def test_variables_turn_wandb_on(variables: dict[str, str], projects: list[str])
     trackers = trackers_of(make_job(), HERE, variables)
     assert [tracker.settings["project"] for tracker in trackers] == projects
     assert {tracker.name for tracker in trackers} <= {"wandb"}
+    # Nobody asked for prompts and responses to leave the machine.
+    assert not any(tracker.settings["sampleEverySteps"] for tracker in trackers)
 
 
 def test_the_jobs_own_trackers_take_its_place() -> None:
