@@ -67,7 +67,9 @@ def engine_environment() -> dict[str, str]:
     """Environment of a process that takes an engine's place."""
     if gpus():
         return {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpus() - 1)}
-    return {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    # As `sluice run` starts one; nothing is compiled, and the compiler is not imported.
+    on_cpu = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+    return {**os.environ, **on_cpu}
 
 
 _CPU_ARGUMENTS = (

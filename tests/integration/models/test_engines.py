@@ -104,7 +104,6 @@ def sglang(cases: dict[str, Case]) -> dict[str, dict[str, Any]]:
         # The last one is that of sluice's launch script.
         env=engine_environment()
         | {
-            "TORCH_COMPILE_DISABLE": "1",
             "HF_HUB_OFFLINE": "1",
             "SGLANG_MAMBA_CONV_DTYPE": "float32",
         },

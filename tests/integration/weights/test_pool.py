@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,22 +85,26 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("base") / "model", 1)
 
 
-@pytest.fixture
-def server(base: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sglang]:
-    """An engine of a pool. A parameter is the time after which a silent job has ended."""
-    silent = getattr(request, "param", SILENT_SECONDS)
-    settings = {"rank": RANK, "versions": 1, "jobs": JOBS, "silent_seconds": silent}
-    with tools.serving(
+@pytest.fixture(scope="module")
+def server(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
+    """An engine of a pool. Each test's jobs have names of their own, and leave at its end."""
+    with engine_of_pool(base, tmp_path_factory.mktemp("pool") / "log", SILENT_SECONDS) as server:
+        yield server
+
+
+def engine_of_pool(base: Path, log: Path, silent_seconds: float) -> AbstractContextManager[Sglang]:
+    """Start an engine of a pool, for which a job that is silent for so long has ended."""
+    settings = {"rank": RANK, "versions": 1, "jobs": JOBS, "silent_seconds": silent_seconds}
+    return tools.serving(
         base,
-        tmp_path / "log",
+        log,
         *("--enable-lora", "--max-lora-rank", str(RANK), "--lora-target-modules", "all"),
         *("--max-loras-per-batch", str(JOBS + 1)),
         *("--enable-metrics", "--max-running-requests", str(RUNNING)),
         *([] if gpus() else ["--lora-backend", "torch_native"]),
         SLUICE_LORA=json.dumps(settings),
         SLUICE_POOL_KEY=KEY,
-    ) as server:
-        yield server
+    )
 
 
 @asynccontextmanager
@@ -147,6 +151,7 @@ async def joined(
             try:
                 yield PoolJob(name, server, sender, client)
             finally:
+                await client.leave()
                 await client.__aexit__()
                 await sender.close()
 
@@ -159,14 +164,14 @@ async def test_a_job_made_again_shares_nothing_with_the_deleted_one_that_still_r
     old = merged(base, before, tmp_path / "old")
     new = merged(base, after, tmp_path / "new")
     async with (
-        joined(server, "team/math", monkeypatch, attempt=3) as deleted,
+        joined(server, "team/again", monkeypatch, attempt=3) as deleted,
         AsyncExitStack() as stack,
     ):
         for version in (1, 2):
             await deleted.publish(version, before)
             assert await deleted.computes_as(old, version)
-        job = await stack.enter_async_context(joined(server, "team/math", monkeypatch, created=2))
-        with pytest.raises(WeightsLostError, match="team/math has no adapter in this engine"):
+        job = await stack.enter_async_context(joined(server, "team/again", monkeypatch, created=2))
+        with pytest.raises(WeightsLostError, match="team/again has no adapter in this engine"):
             await job.client.generate("early", PROMPT, SAMPLING)
         for version in (1, 2):
             outcome = await job.publish(version, after)
@@ -218,8 +223,8 @@ async def test_a_job_reaches_nothing_of_another(
 ) -> None:
     """Not its requests, its communicator or its version, and nothing that all jobs share."""
     async with (
-        joined(server, "team/math", monkeypatch) as math,
-        joined(server, "team/code", monkeypatch) as code,
+        joined(server, "near/math", monkeypatch) as math,
+        joined(server, "near/code", monkeypatch) as code,
     ):
         of_math = adapter(base, 1)
         await math.publish(1, of_math)
@@ -243,7 +248,7 @@ async def test_a_job_reaches_nothing_of_another(
             ("/v1/chat/completions", 403),
         ):
             assert await code.status(path, {}) == status, path
-        of_another = {"group_name": "sluice-team/math:1!rollout-0", "names": [], "dtypes": []}
+        of_another = {"group_name": "sluice-near/math:1!rollout-0", "names": [], "dtypes": []}
         body = of_another | {"shapes": [], "weight_version": "9"}
         assert await code.status("/update_weights_from_distributed", body) == 403
         assert await code.status("/update_weight_version", {"new_version": "resting"}) == 200
@@ -269,8 +274,8 @@ async def test_an_adapter_that_does_not_fit_harms_its_job_only(
 ) -> None:
     wide = save_model(tmp_path / "wide", 1, hidden_size=128)
     async with (
-        joined(server, "team/math", monkeypatch) as math,
-        joined(server, "team/code", monkeypatch) as code,
+        joined(server, "fits/math", monkeypatch) as math,
+        joined(server, "fits/code", monkeypatch) as code,
     ):
         tensors = adapter(base, 1)
         await math.publish(1, tensors)
@@ -288,9 +293,9 @@ async def test_a_pool_has_room_for_so_many_jobs(
 ) -> None:
     async with AsyncExitStack() as stack:
         for number in range(JOBS):
-            await stack.enter_async_context(joined(server, f"team/job-{number}", monkeypatch))
+            await stack.enter_async_context(joined(server, f"room/job-{number}", monkeypatch))
         with pytest.raises(EngineError, match="429"):
-            await stack.enter_async_context(joined(server, "team/one-more", monkeypatch))
+            await stack.enter_async_context(joined(server, "room/one-more", monkeypatch))
 
 
 async def test_a_burst_of_one_job_does_not_starve_another(
@@ -353,13 +358,13 @@ async def test_a_burst_of_one_job_does_not_starve_another(
     assert named - exported == set()
 
 
-@pytest.mark.parametrize("server", [5.0], indirect=True)
 async def test_an_engine_forgets_jobs_that_have_ended(
-    server: Sglang, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that leaves makes room at once, one that falls silent after a while."""
     tensors = adapter(base, 9)
     async with AsyncExitStack() as stack:
+        server = stack.enter_context(engine_of_pool(base, tmp_path / "log", 5.0))
         jobs = [
             await stack.enter_async_context(joined(server, f"team/job-{number}", monkeypatch))
             for number in range(JOBS)
