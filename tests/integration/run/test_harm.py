@@ -68,6 +68,7 @@ def test_a_reward_that_raises_for_some_prompts_fails_those_alone(
     assert "warning: " in run.text()
 
 
+@pytest.mark.long
 def test_storage_for_two_steps_trains_six_with_early_checkpoints(
     laptop: Make, tmp_path: Path
 ) -> None:

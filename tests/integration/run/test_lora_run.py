@@ -20,7 +20,7 @@ RANK = 4
     ("backend", "sync", "transport"),
     [
         pytest.param("fsdp", "merged", "gloo", marks=pytest.mark.long),
-        ("fsdp", "adapter", "gloo"),
+        pytest.param("fsdp", "adapter", "gloo", marks=pytest.mark.long),
         ("megatron", "adapter", "disk"),
     ],
 )

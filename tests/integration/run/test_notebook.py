@@ -13,6 +13,7 @@ from tests.integration.run.laptop import ROOT, processes_of
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long
 def test_the_notebook_runs(tmp_path: Path, example: Path) -> None:
     notebook = nbformat.read(ROOT / "examples/notebook/client.ipynb", as_version=4)
     first = notebook.cells[1]

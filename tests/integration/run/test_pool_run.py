@@ -53,7 +53,7 @@ def job(pretrained: Path, laptop: Callable[..., Laptop]) -> Callable[..., Laptop
             "trainer.backend=fsdp",
             f"trainer.lora={{rank: {RANK}, alpha: 8}}",
             "trainer.optimizer.lr=0.02",
-            "rollout.batchSize=16",
+            "rollout.batchSize=8",
             "checkpoint.everySteps=2",
             *overrides,
             name=name,

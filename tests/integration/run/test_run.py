@@ -48,10 +48,10 @@ def check_seconds(run: Laptop, records: list[dict[str, Any]]) -> None:
 
 def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: Receiver) -> None:
     seeded = (f"rollout.batchSize={GROUPS}", "data.seed=3")
-    run = laptop("trainer.steps=12", *seeded)
+    run = laptop("trainer.steps=6", *seeded)
     assert run.run() == 0, run.text()[-3000:]
-    check_sound(run, 12, GROUPS)
-    check_traces(traces.spans, 12)
+    check_sound(run, 6, GROUPS)
+    check_traces(traces.spans, 6)
     records = list(run.steps().values())
     check_seconds(run, records)
     [engine] = (run.directory / "logs").glob("*.engine.log")
@@ -73,23 +73,23 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     assert expected <= {p.name for p in run.directory.iterdir()}
     assert list((run.directory / "tensorboard").glob("events*"))
     assert f"tensorboard --logdir {run.directory / 'tensorboard'}" in run.text()
-    row = json.loads((run.directory / "samples/step_0000012.jsonl").read_text().splitlines()[0])
+    row = json.loads((run.directory / "samples/step_0000006.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "label", "reward", "weight_versions"} <= row.keys()
     assert row["rollout_worker"] == "rollout-0"
-    assert row["weight_versions"] in ([11], [])
+    assert row["weight_versions"] in ([5], [])
     exported_model_answers(run.directory / "checkpoints/hf")
-    again = laptop("trainer.steps=12", *seeded)
+    again = laptop("trainer.steps=6", *seeded)
     assert again.run(60) == 0
-    assert again.step() == 12, "a finished run is not run again"
+    assert again.step() == 6, "a finished run is not run again"
     assert "this run has already succeeded, so nothing is left to train" in again.text()
-    other = laptop("trainer.steps=13", *seeded, "data.seed=4")
+    other = laptop("trainer.steps=7", *seeded, "data.seed=4")
     assert other.run(60) == 2
     assert "spec.data.seed: 3 -> 4: a run that goes on cannot change it" in other.text()
-    longer = laptop("trainer.steps=13", *seeded, "evaluation.everySteps=13")
+    longer = laptop("trainer.steps=7", *seeded, "evaluation.everySteps=7")
     assert longer.run() == 0, longer.text()[-3000:]
-    assert "changed from the last checkpoint on: spec.trainer.steps: 12 -> 13" in longer.text()
+    assert "changed from the last checkpoint on: spec.trainer.steps: 6 -> 7" in longer.text()
     assert longer.text().count("nothing is left to train") == 1, "the run before printed it"
-    check_sound(longer, 13, GROUPS)
+    check_sound(longer, 7, GROUPS)
 
 
 def check_traces(spans: list[Span], steps: int) -> None:
@@ -131,6 +131,7 @@ def exported_model_answers(directory: Path) -> None:
         assert model(ids).logits.shape == (1, 5, 16)
 
 
+@pytest.mark.long
 def test_two_engines_make_half_of_a_step_each(laptop: Make) -> None:
     steps = 15
     run = laptop(f"trainer.steps={steps}", "rollout.replicas=2", f"rollout.batchSize={GROUPS}")
@@ -158,18 +159,18 @@ def test_an_engine_that_becomes_slow_is_named(laptop: Make) -> None:
 
 def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:
     run = laptop(
-        "trainer.steps=10",
+        "trainer.steps=8",
         "rollout.mode=async",
         "rollout.maxStaleness=2",
         "rollout.partial.enabled=true",
-        "rollout.batchSize=16",
+        f"rollout.batchSize={GROUPS}",
         "weightSync.transport=disk",
         "trainer.epochs=null",
     )
     assert run.run() == 0, run.text()[-3000:]
     check = run.summary()
     assert check["state"] == "Succeeded"
-    assert check["groups_trained"] == 160
+    assert check["groups_trained"] == 8 * GROUPS
     assert check["groups_lost"] == check["groups_trained_twice"] == 0
     lags = values(run.steps().values(), "rollout/policy_lag")
     assert 0 < max(lags) <= 2, "generation runs ahead of training, within maxStaleness"
@@ -187,7 +188,12 @@ def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:
         ("row", "train.jsonl:3"),
         ("no-prompt", "train.jsonl:2"),
         ("reward", "has no function 'nothing'"),
-        ("import", "reward.py: ModuleNotFoundError: No module named 'no_such_package'"),
+        # All processes start before a worker finds it.
+        pytest.param(
+            *("import", "reward.py: ModuleNotFoundError: No module named 'no_such_package'"),
+            id="import",
+            marks=pytest.mark.long,
+        ),
         ("architecture", "model_type 'mamba'"),
         ("weights", "has no weights (*.safetensors)"),
         ("missing", "no such prompt file"),

@@ -88,6 +88,7 @@ def test_an_adapter_trains_with_images_and_is_sent_alone(
     assert max(float(t.abs().max()) for name, t in trained.items() if ".lora_B." in name) > 0
 
 
+@pytest.mark.long
 def test_given_answers_are_learned_from_images_without_engines(
     example: Path, tmp_path: Path
 ) -> None:
