@@ -238,6 +238,7 @@ def test_a_server_that_starts_as_the_first_process_of_a_container_ends_when_it_i
         assert outer.wait(30) == 128 + signal.SIGTERM
 
 
+@pytest.mark.long
 def test_sglang_s_processes_are_those_that_were_prepared(tmp_path: Path) -> None:
     class Spawning(Sglang):
         script = tmp_path / "serve.py"

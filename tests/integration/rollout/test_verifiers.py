@@ -86,6 +86,7 @@ async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
     check(sample, {0: model})
 
 
+@pytest.mark.long
 async def test_an_episode_of_a_single_turn(engine: Client, talkative: Path, tmp_path: Path) -> None:
     program = make_program(tmp_path, talkative)
     try:

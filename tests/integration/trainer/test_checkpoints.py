@@ -99,7 +99,9 @@ TENSOR, INTERLEAVED = {"tensor": 2}, {"pipeline": 2, "virtualPipeline": 2}
     [
         ("qwen3-tied", TENSOR, INTERLEAVED),
         ("qwen3-tied", INTERLEAVED, {"context": 2}),
-        ("deepseek-v3", {"expert": 2, "tensor": 2}, {"pipeline": 2}),
+        pytest.param(
+            *("deepseek-v3", {"expert": 2, "tensor": 2}, {"pipeline": 2}), marks=pytest.mark.long
+        ),
         ("qwen3-moe-mixed", {"pipeline": 2}, {"expert": 2}),
     ],
     ids=[
@@ -207,9 +209,14 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(
     assert checkpoint_directory.steps(tmp_path) == [step, step + 1]
 
 
-@pytest.mark.parametrize("where", ["in a file", "at the rename"])
 @pytest.mark.parametrize(
-    "continued", ["while its successor writes", "after its successor has published"]
+    ("continued", "where"),
+    [
+        ("while its successor writes", "in a file"),
+        ("after its successor has published", "at the rename"),
+        pytest.param("while its successor writes", "at the rename", marks=pytest.mark.long),
+        pytest.param("after its successor has published", "in a file", marks=pytest.mark.long),
+    ],
 )
 def test_an_older_attempt_that_wakes_up_neither_publishes_nor_harms_a_checkpoint(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, continued: str

@@ -16,6 +16,7 @@ from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.memory import staging
+from tests.cases import quick
 from tests.integration.trainer import estimate_steps, tiny
 from tests.integration.trainer.test_estimators import run_on_ranks, same
 
@@ -139,7 +140,7 @@ SPREAD: dict[str, tuple[str, dict[str, int], int]] = {
 
 
 # Layouts that are part of another one.
-PARTS_OF_OTHERS = {"expert"}
+PARTS_OF_OTHERS = {"expert", "expert x pipeline"}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_critic_under_every_kind_of_layout_equals_one_rank(
     same(resumed, {name: through[name][2:] for name in ("history", "advantages")})
 
 
-@pytest.mark.parametrize("init", ["pretrained", "random"])
+@pytest.mark.parametrize("init", quick(("pretrained", "random"), "random"))
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     qwen3: Path, tmp_path: Path, init: str
 ) -> None:
@@ -184,7 +185,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     assert resumed == {**through, **later, "resumed": 2}
 
 
-@pytest.mark.parametrize("save_at", [1, 3])
+@pytest.mark.parametrize("save_at", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_the_schedule_of_the_policy_starts_after_the_warm_up_and_ends_with_the_run(
     qwen3: Path, tmp_path: Path, save_at: int
 ) -> None:

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint import filesystem
 from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.fsdp.policy import ShardedPolicy
+from tests.cases import quick
 from tests.integration.trainer import estimate_steps, tiny, train_steps
 from tests.integration.trainer.test_conversion import same as equal_files
-from tests.integration.trainer.test_conversion import sluice
 from tests.integration.trainer.test_estimators import same
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -111,8 +111,15 @@ def test_a_checkpoint_of_one_rank_and_its_critic_continue_on_two(
     same(resumed, {name: whole[name][2:] for name in ("history", "advantages")})
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("what", ["optimizer", "all"])
+@pytest.mark.parametrize(
+    ("what", "precision"),
+    [
+        ("optimizer", "fp32"),
+        ("all", "bf16"),
+        pytest.param("optimizer", "bf16", marks=pytest.mark.long),
+        pytest.param("all", "fp32", marks=pytest.mark.long),
+    ],
+)
 def test_memory_that_leaves_and_comes_back_changes_no_bit(
     qwen3: Path, tmp_path: Path, what: str, precision: str
 ) -> None:
@@ -185,9 +192,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
 
 @pytest.mark.parametrize(
-    "in_background", [False, True], ids=["in the foreground", "in the background"]
+    ("where", "in_background"),
+    [
+        pytest.param("write_data", True, id="weights, in the background"),
+        pytest.param("finish", False, id="metadata, in the foreground"),
+        pytest.param("write_data", False, id="weights, in the foreground", marks=pytest.mark.long),
+        pytest.param("finish", True, id="metadata, in the background", marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("where", ["write_data", "finish"])
 def test_a_full_disk_is_reported_and_does_no_harm(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, in_background: bool
 ) -> None:
@@ -259,7 +271,7 @@ def test_export_is_a_checkpoint_that_transformers_and_megatron_read(
         close(ours["history"], megatron["history"])
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "qwen3-tied"])
+@pytest.mark.parametrize("name", quick(("qwen3", "qwen3-moe", "qwen3-tied"), "qwen3-moe"))
 def test_a_converted_checkpoint_equals_the_export(
     models: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
@@ -267,8 +279,7 @@ def test_a_converted_checkpoint_equals_the_export(
     train(policy)
     tiny.save(policy, tmp_path / "checkpoints", 1)
     policy.export_hf(tmp_path / "exported")
-    command = ("dist-to-hf", tmp_path / "checkpoints", tmp_path / "hf", "--like", models[name])
-    done = sluice(*command)
+    done = tiny.convert("dist-to-hf", tmp_path / "checkpoints", models[name], tmp_path / "hf")
     assert (done.returncode, done.stderr) == (0, "")
     assert equal_files(tmp_path / "exported", tmp_path / "hf")
 
@@ -276,7 +287,7 @@ def test_a_converted_checkpoint_equals_the_export(
 def test_a_checkpoint_of_another_model_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     policy = make(models["qwen3"])
     tiny.save(policy, tmp_path, 0)
-    done = sluice("dist-to-hf", tmp_path, tmp_path / "hf", "--like", models["qwen3-moe"])
+    done = tiny.convert("dist-to-hf", tmp_path, models["qwen3-moe"], tmp_path / "hf")
     assert done.returncode == 2
     assert "does not hold the model that" in done.stderr
     assert not (tmp_path / "hf").exists()

@@ -38,11 +38,21 @@ def alone(
     [
         pytest.param({}, 40, [9, 9], [40, 40, 80, 160, 320], id="megatron"),
         pytest.param({}, 40, [9, 1], [40, 40, 80, 80, 80], id="megatron, one rank full"),
-        pytest.param({"backend": "fsdp"}, 40, [9, 9], [40, 40, 80, 160, 320], id="fsdp"),
+        pytest.param(
+            {"backend": "fsdp"},
+            *(40, [9, 9], [40, 40, 80, 160, 320]),
+            id="fsdp",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             {"backend": "fsdp"}, 40, [1, 9], [40, 40, 80, 80, 80], id="fsdp, one rank full"
         ),
-        pytest.param({"parallelism": {"tensor": 2}}, 40, [9, 1], [40, 40, 80, 80, 80], id="tensor"),
+        pytest.param(
+            {"parallelism": {"tensor": 2}},
+            *(40, [9, 1], [40, 40, 80, 80, 80]),
+            id="tensor",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             {"parallelism": {"context": 2}}, 20, [9, 1], [20, 20, 40, 40, 40], id="context"
         ),

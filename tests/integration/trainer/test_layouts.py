@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.cases import slow
 from tests.integration.trainer import tiny
 from tests.integration.trainer.train_steps import train
 
@@ -101,7 +102,7 @@ FOUR: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("layout", FOUR)
+@pytest.mark.parametrize("layout", slow(FOUR, "tensor x context", "context of four"))
 def test_four_ranks_share_the_model(
     models: dict[str, Path], alone: Any, tmp_path: Path, layout: str
 ) -> None:
@@ -125,9 +126,18 @@ EXPERTS: dict[str, tuple[str, dict[str, int], int]] = {
     "sandwich x context": ("glm4", {"context": 2}, 2),
     "biases": ("qwen2", {"tensor": 2}, 2),
 }
+# Layouts and families that are part of other cases, or of those of `TWO`.
+PARTS_OF_OTHERS = (
+    "expert",
+    "tensor, experts whole",
+    "expert x tensor x data",
+    "latent, queries direct",
+    "sandwich x tensor",
+    "biases",
+)
 
 
-@pytest.mark.parametrize("case", EXPERTS)
+@pytest.mark.parametrize("case", slow(EXPERTS, *PARTS_OF_OTHERS))
 def test_families_give_the_same_in_all_layouts(
     models: dict[str, Path], alone: Any, tmp_path: Path, case: str
 ) -> None:

@@ -19,9 +19,9 @@ from sluice_trainer.lora.files import AdapterError
 from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model.huggingface_files import ConversionError
 from sluice_trainer.model.unsupported import UnsupportedModelError
+from tests.cases import quick
 from tests.integration.trainer import estimate_steps, plain, tiny
 from tests.integration.trainer.lora_jobs import FSDP_JOBS, JOBS, KL, LORA, TRAINER, make, options
-from tests.integration.trainer.test_conversion import sluice
 from tests.integration.trainer.test_fsdp_checkpoints import close, on_two
 from tests.integration.trainer.test_fsdp_steps import apart, train, weights
 
@@ -260,7 +260,11 @@ def test_a_rank_may_be_without_sequences(qwen3: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["grpo with a KL loss", "ppo", "pissa with a KL loss", "nf4 with a KL loss"]
+    "name",
+    quick(
+        ("grpo with a KL loss", "ppo", "pissa with a KL loss", "nf4 with a KL loss"),
+        *("ppo", "nf4 with a KL loss"),
+    ),
 )
 def test_any_number_of_ranks_resumes_a_checkpoint(qwen3: Path, tmp_path: Path, name: str) -> None:
     job = options(name, qwen3, checkpoints=str(tmp_path))
@@ -293,17 +297,16 @@ def test_convert_merges_and_extracts(qwen3: Path, tmp_path: Path) -> None:
     train(policy)
     tiny.save(policy, tmp_path / "checkpoints", 1)
     policy.export_adapter(tmp_path / "adapter")
-    done = sluice("extract-adapter", tmp_path / "checkpoints", tmp_path / "extracted")
+    done = tiny.convert("extract-adapter", tmp_path / "checkpoints", tmp_path / "extracted")
     assert done.returncode == 0, done.stderr
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         exported = (tmp_path / "adapter" / name).read_bytes()
         assert (tmp_path / "extracted" / name).read_bytes() == exported
-    like = ["--like", qwen3]
-    done = sluice("merge-adapter", tmp_path / "adapter", tmp_path / "merged", *like)
+    done = tiny.convert("merge-adapter", tmp_path / "adapter", qwen3, tmp_path / "merged")
     assert done.returncode == 0, done.stderr
     merged = safetensors.torch.load_file(tmp_path / "merged" / "model.safetensors")
     assert apart(merged, weights(policy)) < 1e-7
-    done = sluice("dist-to-hf", tmp_path / "checkpoints", tmp_path / "hf", *like)
+    done = tiny.convert("dist-to-hf", tmp_path / "checkpoints", qwen3, tmp_path / "hf")
     assert done.returncode == 2
     assert "holds an adapter: sluice convert merge-adapter" in done.stderr
 
@@ -312,7 +315,7 @@ def test_an_adapter_of_another_model_is_not_merged(
     qwen3: Path, models: dict[str, Path], tmp_path: Path
 ) -> None:
     make(models["qwen3-tied"], "fsdp", trainer=TRAINER).export_adapter(tmp_path / "adapter")
-    done = sluice("merge-adapter", tmp_path / "adapter", tmp_path / "merged", "--like", qwen3)
+    done = tiny.convert("merge-adapter", tmp_path / "adapter", qwen3, tmp_path / "merged")
     assert done.returncode == 2
     assert "another model's adapter" in done.stderr
     assert not (tmp_path / "merged").exists()

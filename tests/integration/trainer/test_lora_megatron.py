@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from sluice_trainer.lora.merging import merge_adapter
+from tests.cases import slow
 from tests.integration.models.checkpoints import MODEL_TYPES
 from tests.integration.trainer import estimate_steps, plain, tiny
 from tests.integration.trainer.lora_jobs import JOBS, KL, LORA, make, options
@@ -76,7 +77,8 @@ def with_peft(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return train_once
 
 
-@pytest.mark.parametrize("layout", TWO)
+# A pipeline learns the same below, from checkpoints and in families.
+@pytest.mark.parametrize("layout", slow(TWO, "pipeline"))
 @pytest.mark.parametrize("name", JOBS)
 def test_five_steps_on_two_ranks_equal_peft_with_adamw(
     qwen3: Path,
@@ -108,10 +110,25 @@ FAMILIES: dict[str, tuple[str, dict[str, int], dict[str, Any], int]] = {
 }
 
 
+# Cases whose parts are in others.
+SLOW = (
+    "tensor, recomputed",
+    "tensor x pipeline",
+    "experts and dense layers",
+    "latent, queries direct",
+)
+
+
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=pytest.mark.support("megatron", "lora", MODEL_TYPES[family]))
+        pytest.param(
+            case,
+            marks=[
+                pytest.mark.support("megatron", "lora", MODEL_TYPES[family]),
+                *([pytest.mark.long] if case in SLOW else []),
+            ],
+        )
         for case, (family, *_) in FAMILIES.items()
     ],
 )
@@ -132,7 +149,9 @@ def test_families_and_layouts_equal_fsdp2(
     close(result["history"], expected["history"])
 
 
-@pytest.mark.parametrize("name", ["grpo with a KL loss", "ppo", "pissa with a KL loss"])
+@pytest.mark.parametrize(
+    "name", slow(("grpo with a KL loss", "ppo", "pissa with a KL loss"), "grpo with a KL loss")
+)
 def test_any_layout_and_backend_resumes_a_checkpoint(
     qwen3: Path, tmp_path: Path, name: str
 ) -> None:

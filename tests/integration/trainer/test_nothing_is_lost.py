@@ -90,8 +90,9 @@ def assert_same(first: Path, second: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-SLOW = "qwen3.5-moe"  # the one with pictures has the same language model
-OTHERS = [name for name in tiny.OTHERS if name != SLOW]
+# Those with pictures have the same language model.
+SLOW = ("qwen3.5", "qwen3.5-moe")
+OTHERS = [name for name in tiny.OTHERS if name not in SLOW]
 FSDP = [*OTHERS, *MULTIMODAL, "qwen3-tied", "qwen3-moe", "glm4", "glm4-moe", "deepseek-v3"]
 
 
@@ -104,7 +105,7 @@ def case(name: str, backend: str, *marks: pytest.MarkDecorator) -> Any:
     ("name", "backend"),
     [
         *(case(name, "fsdp") for name in FSDP),
-        *(case(name, "fsdp", pytest.mark.long) for name in (SLOW,)),
+        *(case(name, "fsdp", pytest.mark.long) for name in SLOW),
         *(case(name, "megatron") for name in tiny.FAMILIES),
     ],
 )

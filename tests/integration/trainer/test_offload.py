@@ -62,8 +62,15 @@ def held(policy: MegatronPolicy) -> int:
         pytest.param(PPO, {"lora": {"rank": 4}}, id="ppo with adapters"),
     ],
 )
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("what", ["optimizer", "all"])
+@pytest.mark.parametrize(
+    ("what", "precision"),
+    [
+        ("optimizer", "fp32"),
+        ("all", "bf16"),
+        pytest.param("optimizer", "bf16", marks=pytest.mark.long),
+        pytest.param("all", "fp32", marks=pytest.mark.long),
+    ],
+)
 def test_training_goes_on_to_the_bit(
     qwen3: Path,
     tmp_path: Path,

@@ -44,7 +44,7 @@ def directory(family: str, models: dict[str, Path], root: Path) -> Path:
     return models[family]
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_steps_do_not_depend_on_the_ranks_that_share_a_row(
     models: dict[str, Path], tmp_path: Path, world: int
 ) -> None:

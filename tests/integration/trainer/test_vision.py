@@ -39,6 +39,7 @@ from sluice_trainer.fsdp.sharding import gathered
 from sluice_trainer.kernels import flash_attention
 from sluice_trainer.lora.merging import merge_adapter
 from sluice_trainer.model.unsupported import UnsupportedModelError
+from tests.cases import slow
 from tests.integration.trainer import image_batch, tiny
 from tests.integration.trainer.image_batch import Batch
 from tests.vision_models import TRAINED_FAMILIES, make_model, picture
@@ -210,7 +211,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", slow(JOBS, "kl"))
 def test_two_ranks_learn_the_same_as_one(model: Path, tmp_path: Path, job: str) -> None:
     exported = []
     histories = []

@@ -404,6 +404,7 @@ _FORKS.set_forkserver_preload(
         "sluice_trainer.megatron.policy",
         "sluice_trainer.fsdp.policy",
         "sluice_trainer.batch.preparation",
+        "transformers.models.qwen3.modeling_qwen3",
     ]
 )
 
@@ -423,7 +424,12 @@ def run(script: str, *arguments: object, world: int = 1) -> list[Any]:
         ranks = [
             _FORKS.Process(
                 target=_rank,
-                args=(script, words, env | {"RANK": str(rank)} if world > 1 else env, output),
+                args=(
+                    _module(script),
+                    words,
+                    env | {"RANK": str(rank)} if world > 1 else env,
+                    output,
+                ),
             )
             for rank, output in enumerate(outputs)
         ]
@@ -433,13 +439,27 @@ def run(script: str, *arguments: object, world: int = 1) -> list[Any]:
         return [_result(process, output) for process, output in zip(ranks, outputs, strict=True)]
 
 
-def _rank(script: str, arguments: list[str], env: dict[str, str], output: Path) -> None:
+def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the process of `sluice convert` with these arguments."""
+    with TemporaryDirectory() as name:
+        output, words = Path(name, "0"), [str(argument) for argument in arguments]
+        process = _FORKS.Process(target=_rank, args=("sluice_trainer.convert", words, {}, output))
+        process.start()
+        process.join(TIMEOUT)
+        process.kill()  # if it has not ended
+        process.join()
+        return subprocess.CompletedProcess(
+            words, process.exitcode, output.read_text(), output.with_suffix(".err").read_text()
+        )
+
+
+def _rank(module: str, arguments: list[str], env: dict[str, str], output: Path) -> None:
     os.environ.update(env)
     with output.open("w") as out, output.with_suffix(".err").open("w") as err:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
-    sys.argv = [script, *arguments]
-    runpy.run_module(_module(script), run_name="__main__")
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__")
 
 
 def _result(process: Any, output: Path) -> Any:

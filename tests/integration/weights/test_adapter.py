@@ -163,6 +163,7 @@ async def test_a_mixture_has_adapters_in_its_attention(
         assert await serves(server.url, merged(mixture, tensors, tmp_path / "1"), 1)
 
 
+@pytest.mark.long
 async def test_an_engine_of_two_ranks_cuts_the_adapter(
     base: Path, tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine
 ) -> None:

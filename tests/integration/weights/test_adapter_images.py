@@ -29,7 +29,9 @@ ADDED, SEVERAL = 0, 2  # versions that an engine holds
             "qwen2_5_vl", ADDED, ALL_LAYERS, id="qwen2_5_vl added", marks=pytest.mark.long
         ),
         pytest.param("qwen3_vl", ADDED, ALL_LAYERS, id="qwen3_vl added", marks=pytest.mark.long),
-        pytest.param("qwen3_5", ADDED, ALL_LAYERS + RECURRENT, id="qwen3_5 added"),
+        pytest.param(
+            *("qwen3_5", ADDED, ALL_LAYERS + RECURRENT), id="qwen3_5 added", marks=pytest.mark.long
+        ),
         pytest.param(
             "qwen2_5_vl", SEVERAL, ALL_LAYERS, id="qwen2_5_vl versions", marks=pytest.mark.long
         ),

@@ -16,6 +16,7 @@ from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.sender import WeightSender
+from tests.cases import quick
 from tests.integration.engines import Sglang, backend, gpus
 from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, TIMEOUT
@@ -133,7 +134,9 @@ async def test_a_bucket_whose_request_is_held_up_is_not_taken_for_the_next_one(
     assert await all_serve(engines, other_model, 1)
 
 
-@pytest.mark.parametrize("given_up", ["at the deadline", "because it is late"])
+@pytest.mark.parametrize(
+    "given_up", quick(("at the deadline", "because it is late"), "at the deadline")
+)
 async def test_an_engine_behind_one_that_hangs_in_the_transfer_is_served_in_the_same_update(
     engines: list[Sglang],
     make_sender: MakeSender,

@@ -15,6 +15,7 @@ from sluice.engines.protocol import Client, Generation, PromptRefusedError
 from sluice.engines.sglang import launch
 from sluice.images.image import Image
 from sluice.model_parts import kept_parts_of, trained_names
+from tests.cases import quick
 from tests.integration.engines import Sglang, distance, tensors
 from tests.integration.vision_judge import Judge
 from tests.integration.weights.test_sender import JoinEngine, MakeSender
@@ -26,7 +27,8 @@ SMALL, WIDE, LARGE = picture(64, 64, seed=1), picture(96, 40, seed=2), picture(3
 SAMPLING = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=TRAINED_FAMILIES)
+# An engine each. SGLang serves qwen3_vl in another way: test_adapter_images.py has that one.
+@pytest.fixture(scope="module", params=quick(TRAINED_FAMILIES, "qwen3_5"))
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("vision") / "model", request.param)
 

@@ -98,6 +98,7 @@ def log_probs_of_picture(weights: Path, output: list[int]) -> list[float]:
     return values
 
 
+@pytest.mark.long
 async def test_it_serves_what_was_trained_and_keeps_its_tower(
     source: Path,
     pictures: Sglang,

@@ -107,8 +107,21 @@ async def test_an_engine_that_freezes_in_a_phase_is_left_and_the_others_go_on(
     assert (list(update.engines), update.failed) == ([names[1]], {})
 
 
-@pytest.mark.parametrize("lora", ["merged", "adapter"])
-@pytest.mark.parametrize("phase", ["prepare", "pause", "transfer", "verify"])
+PHASES = ("prepare", "pause", "transfer", "verify")
+
+
+@pytest.mark.parametrize(
+    ("lora", "phase"),
+    [
+        *(("merged", phase) for phase in PHASES),
+        ("adapter", "transfer"),
+        *(
+            pytest.param("adapter", phase, marks=pytest.mark.long)
+            for phase in PHASES
+            if phase != "transfer"
+        ),
+    ],
+)
 async def test_an_engine_that_is_killed_in_a_phase_joins_again_with_the_weights_of_the_others(
     engines: list[FakeEngine],
     join_engine: JoinEngine,

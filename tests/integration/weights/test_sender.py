@@ -281,8 +281,23 @@ async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
     assert await serves(server.url, other_model, 1, server.engine)
 
 
-@pytest.mark.parametrize("left", ["paused", "in a session", "half way", "verified"])
-@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+# Each mode and each moment once.
+QUICK = {
+    ("in_place", "paused"),
+    ("abort", "in a session"),
+    ("retract", "half way"),
+    ("in_place", "verified"),
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "left"),
+    [
+        pytest.param(mode, left, marks=[] if (mode, left) in QUICK else pytest.mark.long)
+        for mode in ("in_place", "retract", "abort")
+        for left in ("paused", "in a session", "half way", "verified")
+    ],
+)
 async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_by_the_next(
     server: Server,
     join_engine: JoinEngine,

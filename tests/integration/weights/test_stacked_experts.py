@@ -137,7 +137,12 @@ async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(gpus() > 0, reason="its set-up is SGLang 0.5.21's")
 @pytest.mark.parametrize(
-    ("ranks", "expert_ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 1), (2, 2)]
+    ("ranks", "expert_ranks"),
+    [
+        pytest.param(1, 1, marks=pytest.mark.long),
+        pytest.param(2, 1, marks=pytest.mark.long),
+        (2, 2),
+    ],
 )
 def test_layers_in_any_layout_load_stacks_and_only_plain_ones_at_once(
     mixture: Path, ranks: int, expert_ranks: int
