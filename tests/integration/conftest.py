@@ -14,6 +14,7 @@ from tests.integration.engines import Sglang, save_model
 from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.transformers_engine import TransformersServer
 from tests.integration.vllm_engine import PYTHON, VllmServer
+from tests.s3 import S3Server, clean_clients, serve_s3
 from tests.tools import missing
 
 Server = Sglang | VllmServer | TransformersServer
@@ -122,3 +123,24 @@ async def rendezvous() -> AsyncIterator[Rendezvous]:
     """A rendezvous service in this process, on a free port of the loopback."""
     async with Rendezvous() as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with serve_s3("rclone", tmp_path_factory.mktemp("rclone") / "server") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with serve_s3("moto", tmp_path_factory.mktemp("moto") / "server") as server:
+        yield server
+
+
+@pytest.fixture
+def s3(rclone: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A real S3 server, of which the environment tells."""
+    with clean_clients():
+        for name, value in rclone.environment.items():
+            monkeypatch.setenv(name, value)
+        yield rclone

@@ -61,16 +61,17 @@ def environment(target: str) -> Stage:
 
 
 def extras(target: str) -> set[str]:
-    (listed,) = re.findall(r"sluice-rl\[([a-z,]+)\]", " ".join(environment(target).all("RUN")))
+    (listed,) = re.findall(r"sluice-rl\[([a-z0-9,]+)\]", " ".join(environment(target).all("RUN")))
     return set(listed.split(","))
 
 
 def test_images_install_the_extras_of_their_roles() -> None:
+    stores = {"s3", "gcs", "azure"}
     assert {target: extras(target) for target in TARGETS} == {
         "operator": {"operator", "tracing"},
-        "buffer": {"buffer", "tracing"},
-        "rollout": {"rollout", "mcp", "tracing"},
-        "trainer": {"trainer", "gpu", "flash", "tracing", "wandb", "mlflow"},
+        "buffer": {"buffer", "tracing"} | stores,
+        "rollout": {"rollout", "mcp", "tracing"} | stores,
+        "trainer": {"trainer", "gpu", "flash", "tracing", "wandb", "mlflow"} | stores,
         "cpu": EXTRAS.keys() - {"dev", "docs", "flash", "gpu"},
     }
 

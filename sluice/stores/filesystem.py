@@ -1,0 +1,120 @@
+"""The filesystem of a URI: fsspec's, with time limits and without cached listings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sluice.runtime.extras import install_command
+from sluice.stores.errors import StoreError, store_errors
+from sluice.stores.uri import Scheme, Uri
+
+# Seconds in which a connection must be made.
+CONNECT_SECONDS = 10.0
+# Attempts of a request. s3fs repeats those whose connection was cut as often as its client has.
+ATTEMPTS = 3
+CUT_ATTEMPTS = 2
+TIMEOUT_VARIABLE = "SLUICE_STORE_TIMEOUT_SECONDS"
+# Package of the client, and the extra of the distribution that has it.
+_CLIENTS: Mapping[Scheme, tuple[str, str]] = {
+    "s3": ("s3fs", "s3"),
+    "gs": ("gcsfs", "gcs"),
+    "az": ("adlfs", "azure"),
+}
+
+
+def filesystem(uri: Uri) -> Any:
+    """Return the filesystem (an fsspec.AbstractFileSystem) of a URI, which takes `uri.path`.
+
+    Calls of it belong into `store_errors`. A request ends after a few attempts of
+    `answer_seconds()` each. Listings are not cached, so that changes by others are seen. The
+    instance is shared by calls of this process; a forked process gets another.
+
+    Raises
+    ------
+    StoreError
+        The client is not installed, or finds no credentials.
+
+    """
+    import fsspec
+
+    options = _OPTIONS[uri.scheme]() | {"use_listings_cache": False}
+    protocol = "https" if uri.scheme == "http" else uri.scheme
+    with store_errors(uri):
+        try:
+            opened = fsspec.filesystem(protocol, **options)
+        except ImportError as error:
+            package, extra = _CLIENTS.get(uri.scheme, ("aiohttp", "rollout"))
+            raise StoreError(
+                f"{uri}: {uri.scheme}:// needs {package}: {install_command(extra)}",
+                "package",
+            ) from error
+    if uri.scheme == "s3":
+        opened.retries = CUT_ATTEMPTS
+    return opened
+
+
+def answer_seconds() -> float:
+    """Return for how long a store may be silent: SLUICE_STORE_TIMEOUT_SECONDS, or 30."""
+    text = os.environ.get(TIMEOUT_VARIABLE, "30")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86_400:
+        raise StoreError(f"{TIMEOUT_VARIABLE}: expected seconds, such as 30, found {text!r}")
+    return seconds
+
+
+def _s3() -> dict[str, Any]:
+    # Some stores answer a read of a range with the checksum of the whole object, which botocore
+    # would take for damage.
+    variable = "AWS_RESPONSE_CHECKSUM_VALIDATION"
+    return {
+        # botocore reads it too; as an option, another endpoint is another instance.
+        "endpoint_url": os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
+        "config_kwargs": {
+            "response_checksum_validation": os.environ.get(variable, "when_required"),
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": answer_seconds(),
+            "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
+        },
+    }
+
+
+def _gcs() -> dict[str, Any]:
+    return {"requests_timeout": answer_seconds()}
+
+
+def _azure() -> dict[str, Any]:
+    # With no key in the environment: managed and workload identity, or `az login`.
+    keys = (
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_SAS_TOKEN",
+    )
+    return {
+        "anon": False if not any(os.environ.get(key) for key in keys) else None,
+        "connection_timeout": int(CONNECT_SECONDS),
+        "read_timeout": int(answer_seconds()),
+    }
+
+
+def _web() -> dict[str, Any]:
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=CONNECT_SECONDS, sock_read=answer_seconds()
+    )
+    return {"client_kwargs": {"timeout": timeout}}
+
+
+_OPTIONS: Mapping[Scheme, Callable[[], dict[str, Any]]] = {
+    "s3": _s3,
+    "gs": _gcs,
+    "az": _azure,
+    "hf": dict,
+    "https": _web,
+    "http": _web,
+}
