@@ -77,6 +77,9 @@ _CUT = {
 _MISSING = {"FileNotFoundError", "EntryNotFoundError", "ResourceNotFoundError", "NoSuchKey", "404"}
 
 
+_MISTAKES = (AssertionError, AttributeError, NameError, TypeError)
+
+
 class StoreError(RuntimeError):
     """An operation on a store failed.
 
@@ -101,10 +104,13 @@ class StoreError(RuntimeError):
 
 @contextmanager
 def store_errors(uri: Uri) -> Iterator[None]:
-    """Raise errors of a store's client as StoreError; errors of this machine's disk as they are."""
+    """Raise errors of a store's client as StoreError.
+
+    Errors of this machine's disk, and mistakes of a program, are raised as they are.
+    """
     try:
         yield
-    except (StoreError, UriError):
+    except (StoreError, UriError, *_MISTAKES):
         raise
     except Exception as error:
         if _of_this_machine(error):

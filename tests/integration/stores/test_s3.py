@@ -24,7 +24,7 @@ def place(server: S3Server, key: str = "a/b") -> Uri:
 
 def failure(uri: Uri, *, write: bool = False) -> StoreError:
     fs = filesystem(uri)
-    operation = partial(fs.pipe_file, value=b"x") if write else fs.cat_file
+    operation = partial(fs.pipe_file, data=b"x") if write else fs.cat_file
     with pytest.raises(StoreError) as raised, store_errors(uri):
         operation(uri.path)
     assert SECRET_KEY not in str(raised.value)

@@ -71,6 +71,11 @@ def test_a_full_disk_is_no_error_of_the_store() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/cache/x")
 
 
+def test_a_mistake_of_a_program_is_no_error_of_the_store() -> None:
+    with pytest.raises(TypeError), store_errors(S3):
+        len(1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", ""])
 def test_a_time_limit_that_is_no_number(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("SLUICE_STORE_TIMEOUT_SECONDS", text)
