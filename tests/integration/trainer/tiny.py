@@ -8,6 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -458,6 +459,7 @@ def _rank(module: str, arguments: list[str], env: dict[str, str], output: Path) 
     with output.open("w") as out, output.with_suffix(".err").open("w") as err:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
+    warnings.simplefilter("ignore")  # as `-W ignore`
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__")
 
