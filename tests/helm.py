@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,11 @@ def template(values: str = "defaults", *arguments: str, release: str = "sluice")
 
 
 def objects(values: str = "defaults", *arguments: str) -> list[Object]:
+    return copy.deepcopy(_objects(values, *arguments))
+
+
+@cache  # a second of CRDs
+def _objects(values: str, *arguments: str) -> list[Object]:
     documents = YAML(typ="safe").load_all(template(values, *arguments))
     return [document for document in documents if document]
 

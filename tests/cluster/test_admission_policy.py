@@ -147,9 +147,18 @@ def secret(kind: str) -> Object:
 # ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def groups() -> dict[tuple[str, ...], str]:
+    """API groups in which a server has the policy as a CRD, by settings of the chart."""
+    return {}
+
+
 @pytest.fixture
 async def ask(
-    plane: ControlPlane, ruled: str, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane,
+    ruled: str,
+    groups: dict[tuple[str, ...], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Callable[..., Awaitable[Ask]]]:
     """Gives a way to ask a policy with some settings of the chart."""
     async with await Api.connect() as api:
@@ -166,7 +175,7 @@ async def ask(
             return
     monkeypatch.setenv("KUBECONFIG", ruled)
     async with await Api.connect() as api:
-        yield lambda *settings: _as_rules(api, *settings)
+        yield lambda *settings: _as_rules(api, groups, *settings)
 
 
 async def _real(api: Api, names: list[str], *settings: str) -> Ask:
@@ -279,6 +288,7 @@ OBJECT = fields(
         template=fields(metadata=METADATA, spec=SPEC),
     ),
 )
+KIND = "Request"
 REQUEST = fields(
     operation=TEXT,
     namespace=TEXT,
@@ -288,13 +298,46 @@ REQUEST = fields(
 )
 
 
-async def _as_rules(api: Api, *settings: str) -> Ask:
+async def _as_rules(api: Api, groups: dict[tuple[str, ...], str], *settings: str) -> Ask:
     """Return the policy as a CRD.
 
     An object of the CRD is a request, and the API server's error is the answer of the policy.
     """
-    spec = policy(*settings)["spec"]
-    group, kind = f"r{uuid.uuid4().hex[:8]}.example.com", "Request"
+    if settings not in groups:
+        groups[settings] = await _make_crd(api, policy(*settings)["spec"])
+    group = groups[settings]
+
+    async def ask(operation: str, new: Object | None, old: Object | None = None) -> str:
+        about = new or old or {}
+        resource = PLURALS.get(about["kind"], f"{about['kind'].lower()}s")
+        request = {
+            "operation": operation,
+            "namespace": about["metadata"]["namespace"],
+            "name": about["metadata"]["name"],
+            "resource": {"resource": resource},
+            "userInfo": {"username": "system:serviceaccount:sluice-system:sluice"},
+        }
+        body = {
+            "apiVersion": f"{group}/v1",
+            "kind": KIND,
+            "metadata": {"name": f"a{uuid.uuid4().hex}"},
+        }
+        variables = {"request": request, "object": new, "oldObject": old}
+        try:
+            await api.create(
+                f"/apis/{group}/v1/requests",
+                body | {key: value for key, value in variables.items() if value is not None},
+            )
+        except errors.InvalidError as error:
+            return str(error)
+        return ""
+
+    return ask
+
+
+async def _make_crd(api: Api, spec: Object) -> str:
+    """Make the CRD of a policy, and return its API group."""
+    group = f"r{uuid.uuid4().hex[:8]}.example.com"
     conditions = " && ".join(
         f"({_rule(match_condition['expression'], spec)})"
         for match_condition in spec["matchConditions"]
@@ -310,7 +353,7 @@ async def _as_rules(api: Api, *settings: str) -> Ask:
         "x-kubernetes-validations": rules
     }
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    names = {"kind": kind, "plural": "requests", "singular": "request", "listKind": "RequestList"}
+    names = {"kind": KIND, "plural": "requests", "singular": "request", "listKind": "RequestList"}
     crd = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -318,40 +361,13 @@ async def _as_rules(api: Api, *settings: str) -> Ask:
         "spec": {"group": group, "scope": "Cluster", "names": names, "versions": [version]},
     }
     await api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-    path = f"/apis/{group}/v1/requests"
     async with asyncio.timeout(30):
         while True:
             try:
-                await api.get(path)
-                break
+                await api.get(f"/apis/{group}/v1/requests")
+                return group
             except errors.NotFoundError:
                 await asyncio.sleep(0.1)
-
-    async def ask(operation: str, new: Object | None, old: Object | None = None) -> str:
-        about = new or old or {}
-        resource = PLURALS.get(about["kind"], f"{about['kind'].lower()}s")
-        request = {
-            "operation": operation,
-            "namespace": about["metadata"]["namespace"],
-            "name": about["metadata"]["name"],
-            "resource": {"resource": resource},
-            "userInfo": {"username": "system:serviceaccount:sluice-system:sluice"},
-        }
-        body = {
-            "apiVersion": f"{group}/v1",
-            "kind": kind,
-            "metadata": {"name": f"a{uuid.uuid4().hex}"},
-        }
-        variables = {"request": request, "object": new, "oldObject": old}
-        try:
-            await api.create(
-                path, body | {key: value for key, value in variables.items() if value is not None}
-            )
-        except errors.InvalidError as error:
-            return str(error)
-        return ""
-
-    return ask
 
 
 def _rule(expression: str, spec: Object) -> str:
