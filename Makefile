@@ -28,7 +28,7 @@ tests_rollout    := tests/integration/rollout tests/unit/rollout tests/unit/gate
 tests_sluice     := tests/integration/stores tests/unit/api tests/unit/data tests/unit/images tests/unit/stores tests/unit/telemetry tests/unit/trackers tests/unit/wire $(wildcard tests/unit/test_*.py)
 tests_trainer    := tests/integration/weights tests/integration/trainer tests/integration/models tests/unit/trainer
 
-.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house models dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house models dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart      a real RL run on this machine's CPU, with a report at the end (4 min)"
@@ -129,15 +129,20 @@ quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 
 # Ten steps of the quickstart with each other Python that we support and that is on this machine. There torch is the
 # CUDA build, for want of a CPU wheel, and runs on the CPU all the same.
-test-pythons:
-	@for version in 3.12 3.13; do \
+each-python = for version in 3.12 3.13; do \
 	  python=$$(PYENV_VERSION=$$version python$$version -c 'import sys; print(sys.executable)' 2>/dev/null) || { echo "no Python $$version on this machine: left out"; continue; }; \
-	  $(MAKE) --no-print-directory quickstart VENV=.venv-python-$$version PYTHON=$$python \
-	    ARGS="--run-dir runs/python-$$version --fresh --set trainer.steps=10" || exit 1; \
+	  $(MAKE) --no-print-directory VENV=.venv-python-$$version PYTHON=$$python $(1) || exit 1; \
 	done
 
-# Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not vllm and not long"
+test-pythons:
+	@$(call each-python,quickstart ARGS="--run-dir runs/python-$$version --fresh --set trainer.steps=10")
+
+# Its set-up, which is most of its time, and download: .ci/run has it done beside other tests.
+pythons:
+	@$(call each-python,.venv-python-$$version/.ready)
+
+# Three files at a time on two cores: one waits for an engine while others compute. `ARGS=-n0` for one after another.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 3 --dist loadfile -m "not vllm and not long"
 # Real servers on a busy machine: a test that fails is run once more, and the summary names it.
 AGAIN := --reruns 1 -raR
 # With real engines: a run that is continued, one whose processes are killed, an update of weights, an agent's episode.
@@ -171,10 +176,10 @@ test-chaos: $(VENV)/.dev
 	FAULTS=$(or $(FAULTS),200) OMP_NUM_THREADS=1 $(PY) -m tests.chaos
 
 # Needs an API server: KUBECONFIG, KUBEBUILDER_ASSETS or kind (tests/cluster/control_plane.py); and helm and kubectl.
-# Beside one that drops CEL rules it starts another one, or takes that of CEL_KUBECONFIG. Three files at a time where each
+# Beside one that drops CEL rules it starts another one, or takes that of CEL_KUBECONFIG. Four files at a time where each
 # process starts a server of its own.
 test-cluster: $(VENV)/.dev
-	$(PY) -m pytest $(if $(KUBECONFIG),,-n 3 --dist loadfile) $(AGAIN) --durations=15 tests/cluster -m cluster $(ARGS)
+	$(PY) -m pytest $(if $(KUBECONFIG),,-n 4 --dist loadfile) $(AGAIN) --durations=15 tests/cluster -m cluster $(ARGS)
 
 # Needs root and a node: that of KUBECONFIG, or one that tests/node/node.py finds and starts.
 test-node: $(VENV)/.dev
