@@ -34,22 +34,12 @@ from safetensors.torch import save_file
 
 from benchmarks.processes import small_engine
 from benchmarks.shapes import SHAPES, write_config
-from sluice.api import WeightSync
+from benchmarks.updates import update, update_sender
 from sluice.engines.plugin_common import pool_credential
 from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING
-from sluice.engines.sglang import Sglang
 from sluice.engines.sglang.client import Client
-from sluice.engines.sglang.layout import Layout
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port
-from sluice.wire import rpc
-from sluice.wire.membership import Membership
-from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice.wire.v1 import rendezvous_pb2_grpc
-from sluice_rendezvous.service import RendezvousService
-from sluice_trainer.weights.buckets import buckets
-from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.sender import WeightSender
 
 GPUS = torch.cuda.device_count()
 # As in every engine and trainer: NCCL cannot share memory between processes that differ in it.
@@ -239,43 +229,14 @@ async def sent(
     options: argparse.Namespace, number: int, port: int, tag: str, weight_sync: dict[str, str]
 ) -> AsyncIterator[Client]:
     """Send an adapter to an engine, and yield a client of it."""
-    backend = "nccl" if GPUS else "gloo"
-    sync = WeightSync.model_validate(weight_sync | {"transport": backend})
-    service, server = RendezvousService(), rpc.server("")
-    rendezvous_pb2_grpc.add_RendezvousServicer_to_server(service, server)
-    address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1:0')}"
-    await server.start()
-    channel = rpc.channel(address)
-    stub = rendezvous_pb2_grpc.RendezvousStub(channel)
-    member = pb.Member(
-        role="rollout",
-        name="rollout-0",
-        attempt=1,
-        address=f"127.0.0.1:{port}",
-        world_size=1,
-        version=-1,
-    )
-    transport = Collective(backend, "127.0.0.1", 120.0, f"trainer-0-{number}", tag=tag)
-    sender = WeightSender(stub, ("trainer-0", 1), sync, transport, Sglang())
-    try:
-        async with Membership(address, lambda: member) as membership, AsyncExitStack() as stack:
-            await membership.connected.wait()
-            client = await stack.enter_async_context(Client(f"http://127.0.0.1:{port}"))
-            plan = await sender.plan(1, joiners_only=False)
-            await sender.prepare(1, plan.engines)
-            await sender.pause()
-            tensors = adapter(options, number, "cuda" if GPUS else "cpu")
-            for bucket in buckets(tensors, 1 << 30, Layout()):
-                await sender.send(bucket)
-            outcome = await sender.finish()
-            if outcome.failed:
-                raise SystemExit(f"error: {outcome.failed}")
-            await client.wait_ready(30)
-            yield client
-    finally:
-        await sender.close()
-        await channel.close()
-        await server.stop(grace=None)
+    async with (
+        update_sender(port, weight_sync, f"trainer-0-{number}", tag) as sender,
+        Client(f"http://127.0.0.1:{port}") as client,
+    ):
+        tensors = adapter(options, number, "cuda" if GPUS else "cpu")
+        await update(sender, 1, tensors, 1 << 30)
+        await client.wait_ready(30)
+        yield client
 
 
 @asynccontextmanager
