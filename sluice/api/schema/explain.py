@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
+from functools import cache
 from typing import Any
 
 from sluice.api import pool
@@ -29,6 +30,8 @@ _POOL_ROOTS: dict[str, type[Model]] = {
     f"{_POOL}.spec": RLEnginePoolSpec,
     f"{_POOL}.status": RLEnginePoolStatus,
 }
+# A schema takes a tenth of a second, and a search goes through it once for each field it finds.
+_schema_of = cache(schema_of)
 _WIDTH = 88
 _INT32 = 2**31 - 1
 _LIMITS = {
@@ -170,7 +173,7 @@ def _paths(roots: Mapping[str, type[Model]]) -> Iterator[str]:
             yield from below(f"{path}.{name}", child)
 
     for root, model in roots.items():
-        yield from below(root, schema_of(model))
+        yield from below(root, _schema_of(model))
 
 
 def _parts(text: str) -> list[str]:
@@ -189,7 +192,7 @@ def explained(text: str) -> ExplainedField:
     if not parts or parts[0] not in ROOTS:
         parts.insert(0, "spec")
     path = prefix + parts[0]
-    schema, required = schema_of((ROOTS | _POOL_ROOTS)[path]), True
+    schema, required = _schema_of((ROOTS | _POOL_ROOTS)[path]), True
     for part in parts[1:]:
         holder = _inner(schema)
         properties = fields_of(holder)

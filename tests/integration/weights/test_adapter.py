@@ -151,6 +151,7 @@ async def test_layers_that_the_engine_does_not_have_are_refused(
     await serves_adapters(sender, in_place.url, base, tmp_path, {2: ALL_LAYERS})
 
 
+@pytest.mark.long
 @pytest.mark.support("sglang", "lora", "qwen3_moe")
 async def test_a_mixture_has_adapters_in_its_attention(
     tmp_path: Path, make_sender: MakeSender, join_engine: JoinEngine

@@ -115,6 +115,7 @@ async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
         assert "buckets are announced to the scheduler while it loads earlier ones" in log
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
     mixture: Path,
