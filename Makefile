@@ -162,8 +162,8 @@ test-all: $(VENV)/.dev agents
 $(addprefix test-,$(ROOMS)): test-%: $(VENV)/.dev
 	$(PYTEST) --no-loadscope-reorder --durations=10 $(tests_$*) $(ARGS)
 
-# Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; and whole runs of what smaller
-# tests show part by part.
+# Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; whole runs of what smaller
+# tests show part by part; and combinations of which test-all has a part (tests/cases.py).
 test-long: $(VENV)/.dev agents .venv-trl/.ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=15 -m long tests/chaos tests/integration $(ARGS)
 
