@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sluice.weight_store.manifest import VersionId
 from sluice.wire.membership import HEARTBEAT_SECONDS
 
 # Limit for all members together. A heartbeat costs the service 0.2 ms.
@@ -47,6 +48,8 @@ class MemberEntry:
     last_error: str = ""
     # True in a weight update, between its phases prepare and resume.
     synchronising: bool = False
+    # Weights from the store that the worker has loaded into its engine; None: none.
+    loaded: VersionId | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -67,6 +70,8 @@ class Registry:
     def __init__(self) -> None:
         self.epoch = 0
         self.version = -1
+        # Newest weights in the store, which engines fetch; None without a store.
+        self.published: VersionId | None = None
         self.entries: dict[tuple[str, int], MemberEntry] = {}
         self.sources: dict[str, int] = {}
         self._attempts: dict[str, int] = {}
@@ -160,6 +165,31 @@ class Registry:
         self.sources[source] = attempt
         self.version = version
         return self.joiners(version) if joiners_only else self.engines()
+
+    def publish(self, source: str, attempt: int, version: int) -> None:
+        """Note that `version` is in the store, for engines to fetch.
+
+        Engines with weights of another attempt, which the trainer has forgotten, get no more work.
+        """
+        self.fence(source, attempt)
+        self.sources[source] = attempt
+        self.version, self.published = version, VersionId(version, attempt)
+        for entry in self.engines():
+            if entry.loaded is not None:
+                self.load(entry, entry.loaded)
+
+    def load(self, entry: MemberEntry, loaded: VersionId) -> None:
+        """Note the weights that an engine's worker has loaded from the store; version -1: none.
+
+        An engine with older weights of the same attempt works on: the buffer decides by their age.
+        """
+        entry.loaded = loaded
+        if self.published is None:  # this service has restarted, and the trainer has not told yet
+            return
+        if loaded.version >= 0 and loaded.attempt == self.published.attempt:
+            self.serve(entry, loaded.version)
+        else:
+            entry.version, entry.admitted = -1, False
 
     def report(self, name: str, attempt: int, generation: int, error: str) -> MemberEntry | None:
         """Drop an engine that failed in a phase.

@@ -14,13 +14,18 @@ import grpc
 import grpc.aio
 
 from sluice.telemetry import logs
+from sluice.weight_store.manifest import VersionId
 from sluice.wire import protocol
 from sluice.wire.membership import HEARTBEAT_SECONDS
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_rendezvous import metrics
 from sluice_rendezvous.device_time import DeviceTime
-from sluice_rendezvous.registry import MemberEntry, Registry, StaleAttemptError
+from sluice_rendezvous.registry import (
+    MemberEntry,
+    Registry,
+    StaleAttemptError,
+)
 
 MEMBER_TIMEOUT_SECONDS = 5 * HEARTBEAT_SECONDS
 MAX_WAIT_SECONDS = 60.0
@@ -93,6 +98,11 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 self.device_time.state(entry, entry.last_heartbeat)
                 if entry.role != "rollout":
                     entry.version = beat.version
+                elif beat.HasField("loaded"):
+                    loaded = VersionId(beat.loaded.version, beat.loaded.attempt)
+                    if loaded != entry.loaded:
+                        self.registry.load(entry, loaded)
+                        news.set()
                 if entry.heartbeat_seconds != self.registry.heartbeat_seconds:
                     news.set()
         finally:
@@ -113,11 +123,18 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 heartbeat_seconds=entry.heartbeat_seconds,
                 sources=self.registry.sources,
                 protocol=protocol.PROTOCOL,
+                published=self._published(entry),
             )
             if message != sent:
                 yield message
                 sent = message
             await news.wait()
+
+    def _published(self, entry: MemberEntry) -> pb.StoredWeights | None:
+        newest = self.registry.published
+        if newest is None or entry.role != "rollout":
+            return None
+        return pb.StoredWeights(version=newest.version, attempt=newest.attempt)
 
     async def AddressBook(
         self, request: pb.AddressBookRequest, context: grpc.aio.ServicerContext
@@ -138,12 +155,19 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         new_source = self.registry.sources.get(request.source) != request.attempt
         self.updates.begin(time.monotonic())
         try:
-            engines = self.registry.begin_update(
-                request.source, request.attempt, request.version, joiners_only=request.joiners_only
-            )
+            if request.published:
+                self.registry.publish(request.source, request.attempt, request.version)
+                engines = []
+            else:
+                engines = self.registry.begin_update(
+                    request.source,
+                    request.attempt,
+                    request.version,
+                    joiners_only=request.joiners_only,
+                )
         except StaleAttemptError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        if new_source:
+        if new_source or request.published:
             for news in self._streams.values():
                 news.set()
         return pb.UpdatePlan(

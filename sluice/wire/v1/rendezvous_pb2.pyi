@@ -73,7 +73,7 @@ class MemberMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Member, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., sources: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("state", "version", "gauges")
+    __slots__ = ("state", "version", "gauges", "loaded")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,13 +84,23 @@ class Heartbeat(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GAUGES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     state: str
     version: int
     gauges: _containers.ScalarMap[str, float]
-    def __init__(self, state: _Optional[str] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    loaded: StoredWeights
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., loaded: _Optional[_Union[StoredWeights, _Mapping]] = ...) -> None: ...
+
+class StoredWeights(_message.Message):
+    __slots__ = ("version", "attempt")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    attempt: int
+    def __init__(self, version: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("admitted", "version", "dropped", "heartbeat_seconds", "sources", "protocol")
+    __slots__ = ("admitted", "version", "dropped", "heartbeat_seconds", "sources", "protocol", "published")
     class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,13 +114,15 @@ class ServerMessage(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     admitted: bool
     version: int
     dropped: str
     heartbeat_seconds: float
     sources: _containers.ScalarMap[str, int]
     protocol: int
-    def __init__(self, admitted: _Optional[bool] = ..., version: _Optional[int] = ..., dropped: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., sources: _Optional[_Mapping[str, int]] = ..., protocol: _Optional[int] = ...) -> None: ...
+    published: StoredWeights
+    def __init__(self, admitted: _Optional[bool] = ..., version: _Optional[int] = ..., dropped: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., sources: _Optional[_Mapping[str, int]] = ..., protocol: _Optional[int] = ..., published: _Optional[_Union[StoredWeights, _Mapping]] = ...) -> None: ...
 
 class AddressBookRequest(_message.Message):
     __slots__ = ("role", "at_least", "attempt", "wait_seconds")
@@ -133,16 +145,18 @@ class AddressBookResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class BeginUpdateRequest(_message.Message):
-    __slots__ = ("source", "attempt", "version", "joiners_only")
+    __slots__ = ("source", "attempt", "version", "joiners_only", "published")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     JOINERS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     source: str
     attempt: int
     version: int
     joiners_only: bool
-    def __init__(self, source: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[int] = ..., joiners_only: _Optional[bool] = ...) -> None: ...
+    published: bool
+    def __init__(self, source: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[int] = ..., joiners_only: _Optional[bool] = ..., published: _Optional[bool] = ...) -> None: ...
 
 class EngineMember(_message.Message):
     __slots__ = ("member", "generation")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_rendezvous.registry import MemberEntry, Registry, StaleAttemptError
+from sluice.weight_store.manifest import VersionId
+from sluice_rendezvous.registry import (
+    MemberEntry,
+    Registry,
+    StaleAttemptError,
+)
 
 
 def engine(name: str = "rollout-0", attempt: int = 1, version: int = -1) -> MemberEntry:
@@ -122,3 +127,37 @@ def test_who_was_told_to_send_fewer_heartbeats_may_be_silent_for_longer(registry
     entry.heartbeat_seconds = 8.0
     assert registry.expire(40.0, timeout=10.0) == []
     assert registry.expire(41.0, timeout=10.0) == [entry]
+
+
+def test_an_engine_of_a_store_works_with_what_it_has_loaded(registry: Registry) -> None:
+    entry = registry.join(engine(), 0.0)
+    registry.publish("trainer-0", 1, 5)
+    assert not entry.admitted
+    registry.load(entry, VersionId(4, 1))
+    assert (entry.admitted, entry.version) == (True, 4)
+    assert registry.joiners(5) == [entry]
+    registry.load(entry, VersionId(-1, 0))
+    assert (entry.admitted, entry.version) == (False, -1)
+
+
+def test_weights_of_a_trainer_that_was_replaced_are_no_longer_used(registry: Registry) -> None:
+    entry = registry.join(engine(), 0.0)
+    registry.publish("trainer-0", 1, 5)
+    registry.load(entry, VersionId(5, 1))
+    registry.publish("trainer-0", 2, 3)
+    assert (entry.admitted, entry.version) == (False, -1)
+    with pytest.raises(StaleAttemptError):
+        registry.publish("trainer-0", 1, 6)
+    assert registry.published == (3, 2)
+    registry.load(entry, VersionId(3, 2))
+    assert (entry.admitted, entry.version) == (True, 3)
+
+
+def test_after_a_restart_an_engine_of_a_store_keeps_its_version_until_the_trainer_tells(
+    registry: Registry,
+) -> None:
+    entry = registry.join(engine(version=4), 0.0)
+    registry.load(entry, VersionId(4, 1))
+    assert (entry.admitted, entry.version) == (True, 4)
+    registry.publish("trainer-0", 1, 5)
+    assert (entry.admitted, entry.version) == (True, 4)
