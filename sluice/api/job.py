@@ -33,7 +33,7 @@ from sluice.api.groups.rollout import Rollout
 from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
 from sluice.api.groups.telemetry import Telemetry
 from sluice.api.groups.trainer import Trainer
-from sluice.api.groups.weight_sync import WeightSync
+from sluice.api.groups.weight_sync import STORED_WEIGHTS, WeightSync
 from sluice.api.schema.base import (
     API_VERSION,
     ControllerName,
@@ -307,6 +307,7 @@ class RLJobSpec(Model):
         *QUANTIZED_ENGINES,
         *ACROSS_GROUPS,
         *COLOCATION,
+        *STORED_WEIGHTS,
         *DISTILLATION_ACROSS_GROUPS,
         *OFFLINE_ACROSS_GROUPS,
         *IMAGE_TRAINING,

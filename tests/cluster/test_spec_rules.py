@@ -23,6 +23,7 @@ from tests.algorithm_cases import ALONE, TOGETHER, manifest
 JOBS = f"/apis/{API_VERSION}/namespaces/default/rljobs"
 NFS = {"nfs": {"server": "s", "path": "/"}}
 ONE_NODE = {"storage": {"accessModes": ["ReadWriteOnce"]}}
+STORE = {"uri": "/store"}
 FSDP_LORA = {"backend": "fsdp", "lora": {}}
 PASS_AT = {"datasets": [{"path": "e"}, {"path": "f", "samplesPerPrompt": 4}]}
 IMAGES: dict[str, Any] = {
@@ -486,6 +487,39 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"trainer": {"steps": 4, "gpusPerNode": 0}, "weightSync": {"transport": "nccl"}},
         "transport nccl needs GPUs",
     ),
+    ({"weightSync": {"transport": "store"}}, "transport store needs a place"),
+    ({"weightSync": {"store": STORE}}, "the store is used with weightSync.transport: store alone"),
+    (
+        {
+            "trainer": {"steps": 4, "colocate": True},
+            "weightSync": {"transport": "store", "store": STORE},
+        },
+        "with colocate leave weightSync.transport out",
+    ),
+    (
+        {
+            "rollout": {"pool": "shared"},
+            "trainer": {"steps": 1, **FSDP_LORA},
+            "weightSync": {
+                "lora": "adapter",
+                "pauseMode": "versions",
+                "transport": "store",
+                "store": STORE,
+            },
+        },
+        "that engines of a pool do not see",
+    ),
+    (
+        {
+            "rollout": {"nodesPerReplica": 2, "gpusPerReplica": 2},
+            "weightSync": {"transport": "store", "store": STORE},
+        },
+        "an engine of several pods would",
+    ),
+    (
+        {"weightSync": {"transport": "store", "store": STORE, "fanOut": "chain"}},
+        "engines fetch weights from the store themselves",
+    ),
     ({"reward": None}, "there is nothing to learn from"),
     (
         {"reward": None, "rollout": {"environment": {"command": ["agent"]}}},
@@ -538,6 +572,7 @@ SENSIBLE: list[dict[str, Any]] = [
     },
     {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"volume": NFS}},
     {"weightSync": {"transport": "gloo"}, "checkpoint": {"ephemeral": True}},
+    {"weightSync": {"transport": "store", "store": STORE}, "checkpoint": {"ephemeral": True}},
     *(
         {
             "trainer": {"steps": 4, "backend": "fsdp", "lora": lora},

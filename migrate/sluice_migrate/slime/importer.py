@@ -30,6 +30,7 @@ from sluice_migrate.translation import (
 )
 
 ENTRIES = ("train.py", "train_async.py")
+_DELTA_DIRECTORY = "--update-weight-disk-dir"
 _NONZERO_STD = "check_reward_nonzero_std"
 # Arguments that are translated after the table, because they depend on fields that it sets.
 _LATER = (
@@ -91,6 +92,7 @@ def import_slime(script: Script, source: str) -> Draft:
     host_optimizer(draft, settings, *_HOST_OPTIMIZER, default="1")
     _evaluation(draft, settings)
     lora(draft, take_lora_arguments(settings))
+    _deltas(draft, settings)
     # The table would report these as unknown: they are translated below.
     settings.used |= set(_LATER)
     keys = settings.take("--multimodal-keys")
@@ -104,6 +106,24 @@ def import_slime(script: Script, source: str) -> Draft:
     if sft:
         without_engines(draft)
     return draft
+
+
+def _deltas(draft: Draft, settings: Settings) -> None:
+    """Translate delta updates (`--update-weight-mode delta`), which slime sends over a directory.
+
+    The encoding, the checksum and the engines' directories are the store's own here.
+    """
+    mode = settings.get("--update-weight-mode")
+    if mode is None or mode.value != "delta":
+        return
+    settings.used.add(mode.name)
+    directory = settings.take(_DELTA_DIRECTORY)
+    settings.take("--update-weight-transport")
+    draft.set("weightSync.transport", "store", mode.shown)
+    if directory:
+        set_field(draft, "weightSync.store.uri", directory, as_text)
+    else:
+        draft.note("check", "weightSync.store.uri", "set the place of the weights", mode.line)
 
 
 def _is_entry(word: Argument) -> bool:

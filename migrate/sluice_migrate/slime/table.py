@@ -225,7 +225,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--update-weights-interval": Unsupported(
         "sluice sends weights after every step", unless=("1",)
     ),
-    "--update-weight-mode": Unsupported("sluice always sends all weights", unless=("full",)),
+    "--update-weight-mode": Unsupported("expected full or delta", unless=("full",)),
     "--use-fault-tolerance": ALWAYS,
     # evaluation
     "--eval-top-p": Field("evaluation.sampling.topP", as_number),

@@ -20,7 +20,7 @@ _HEALTH = Covered(
     "sluice always watches engines; failurePolicy.rolloutBackoffSeconds delays restarts"
 )
 _OLD_BUFFER = Unsupported("every job has its own buffer; call an agent server in rollout.function")
-_DELTA = Unsupported("sluice always sends all weights")
+_DELTA = Covered("weightSync.transport: store has one lossless encoding, with checksums")
 _FROZEN = Unsupported("sluice trains all weights")
 _FP8 = Unsupported("sluice trains in bf16 or fp32: trainer.precision")
 _MTP = Unsupported(

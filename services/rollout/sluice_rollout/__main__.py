@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
+
 from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.engines import engine_of
@@ -20,6 +22,8 @@ from sluice.engines.protocol import UNKNOWN_VERSION, Client, EngineError
 from sluice.runtime import open_files, pod_env, user_code
 from sluice.runtime.pod_env import Environment
 from sluice.telemetry import endpoints, logs, tracing
+from sluice.weight_store.local_copy import LocalCopy
+from sluice.weight_store.objects import job_prefix, open_store
 from sluice.wire.image_client import ImageClient
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -35,6 +39,7 @@ from sluice_rollout.health import EngineHealth
 from sluice_rollout.load import Load
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.scoring.teacher import TeacherError, Teachers, teacher_of
+from sluice_rollout.stored_weights import StoredWeights
 from sluice_rollout.submit import Submitter
 from sluice_rollout.user_functions.loading import UserCode
 from sluice_rollout.worker import Worker, WorkerError
@@ -183,9 +188,14 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
             "finished_samples": maker.finished_samples,
             "generated_tokens": maker.generated_tokens,
         }
-        return rendezvous_pb2.Heartbeat(state=state, gauges=gauges)
+        beat = rendezvous_pb2.Heartbeat(state=state, gauges=gauges)
+        if stored:
+            stored.report(beat)
+        return beat
 
     membership = Membership(env.rendezvous, hello, heartbeat)
+    control_session = engine_of(spec).session()
+    stored = _stored_weights(env, spec, server.netloc, control_session, membership)
     slots = asyncio.Semaphore(request_slots(spec.rollout.concurrency))
     health = EngineHealth(engine, spec.weight_sync.pause_seconds, spec.rollout.health)
     pods = parts.pods
@@ -205,12 +215,36 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
     submitter = Submitter(spec, parts.buffer, parts.code.dynamic_filter)
     load = Load(synchronous=spec.rollout.mode == "sync")
     readiness.worker = worker = Worker(
-        spec, engine, maker, submitter, parts.buffer, membership, load=load
+        spec, engine, maker, submitter, parts.buffer, membership, load=load, stored_weights=stored
     )
-    async with registry, membership:
-        await worker.run(stop)
+    try:
+        async with registry, membership:
+            await worker.run(stop)
+    finally:
+        await control_session.close()
     if in_pool:
         await engine.leave()
+
+
+def _stored_weights(
+    env: Environment,
+    spec: RLJobSpec,
+    engine: str,
+    session: aiohttp.ClientSession,
+    membership: Membership,
+) -> StoredWeights | None:
+    """Return what brings weights from the store to the engine; None if the trainer sends them."""
+    store = spec.weight_sync.store
+    if store is None:
+        return None
+    sync = spec.weight_sync
+    source = f"{env.name}/{env.attempt}"
+    control = engine_of(spec).control(engine, session, sync.timeout_seconds, source)
+    objects = open_store(store.uri, job_prefix(env.job()))
+    # On a laptop pods share this directory.
+    directory = env.directory("weights_dir") / env.name
+    directory.mkdir(exist_ok=True)
+    return StoredWeights(sync, control, LocalCopy(objects, directory), membership)
 
 
 def request_slots(concurrency: int) -> int:

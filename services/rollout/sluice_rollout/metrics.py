@@ -53,6 +53,22 @@ LEASES = Gauge("sluice_rollout_leases", "Groups in work.")
 VERSION = Gauge(
     "sluice_rollout_version", "Weight version that the engine serves; -1 before the first update."
 )
+STORE_BYTES = Counter(
+    "sluice_rollout_store_bytes", "Bytes of weights fetched from the store, compressed."
+)
+STORE_SECONDS = Histogram(
+    "sluice_rollout_store_seconds",
+    "Time of bringing a weight version from the store to the engine. step: fetch (while the engine "
+    "generates), load (while it is paused).",
+    ["step"],
+    buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600),
+)
+STORE_FAILURES = Counter(
+    "sluice_rollout_store_failures",
+    "Weight versions that did not get from the store to the engine as they should. reason: fetch "
+    "(the store), damaged (refused by its hash; another way was taken), load (the engine).",
+    ["reason"],
+)
 GROUP_FAILURES = Counter(
     "sluice_rollout_group_failures",
     "Groups given back because of an error. reason: engine, timeout (of a request), filter, "

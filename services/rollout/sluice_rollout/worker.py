@@ -35,6 +35,7 @@ from sluice_rollout.group import GroupMaker
 from sluice_rollout.health import EngineHealth, EngineLostError
 from sluice_rollout.leased_group import LeasedGroup
 from sluice_rollout.load import GROUP_LOAD, Load
+from sluice_rollout.stored_weights import StoredWeights
 from sluice_rollout.submit import Submitter
 from sluice_rollout.user_functions.filters import FilterError
 
@@ -66,6 +67,8 @@ class Worker:
     membership: Membership
     drain_seconds: float = 20.0
     load: Load = field(default_factory=Load)
+    # Brings weights to the engine; None if the trainer does.
+    stored_weights: StoredWeights | None = None
     # Groups in work, by lease id.
     leased_groups: dict[str, LeasedGroup] = field(default_factory=dict)
     # Why this worker must end; None if it was not lost.
@@ -128,6 +131,8 @@ class Worker:
                         self._end_on(stop),
                     )
                 ]
+                if self.stored_weights:
+                    helpers.append(tasks.create_task(self.stored_weights.run()))
                 leasing = tasks.create_task(self._lease_forever(tasks))
                 await self._ending.wait()
                 leasing.cancel()

@@ -6,18 +6,44 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.schema.base import Model, PositiveFloat
+from sluice.api.schema.base import Model, PositiveFloat, PositiveInt
+from sluice.api.schema.rules import field, requires
 
 LONGEST_PAUSE_SECONDS = 600.0
+
+
+class WeightStore(Model):
+    """Store to which the trainer publishes weights, and from which engines fetch them."""
+
+    uri: Annotated[str, Field(min_length=2, max_length=2048, pattern=r"^/.+")] = Field(
+        description="Absolute path of a directory that trainer and workers share. Each job has a "
+        "directory of its own in it."
+    )
+    snapshot_every: PositiveInt = Field(
+        20,
+        description="Versions from one snapshot, which has all weights, to the next. Those between "
+        "hold what has changed since the version before. An engine that joins fetches the newest "
+        "snapshot and the changes since.",
+    )
+    keep: PositiveInt = Field(
+        2,
+        description="Snapshots that stay in the store, with the versions since. What an engine is "
+        "reading is not removed.",
+    )
 
 
 class WeightSync(Model):
     """Transfer of new weights to the engines."""
 
-    transport: Literal["nccl", "gloo", "disk", "ipc"] | None = Field(
+    transport: Literal["nccl", "gloo", "disk", "ipc", "store"] | None = Field(
         None,
         description="Transport of weights. Default: nccl on GPUs, gloo on CPU; with "
-        "trainer.colocate ipc (shared memory) on one machine, disk in a cluster.",
+        "trainer.colocate ipc (shared memory) on one machine, disk in a cluster. store: the "
+        "trainer publishes snapshots and lossless deltas, and the worker next to each engine "
+        "fetches them, so that the trainer needs no connection to any engine.",
+    )
+    store: WeightStore | None = Field(
+        None, description="Store of weights. Needed with transport: store."
     )
     bucket_mi_b: Annotated[int, Field(ge=1, le=65536, alias="bucketMiB")] = Field(
         1024,
@@ -84,3 +110,49 @@ class WeightSync(Model):
         A trainer that died during an update is replaced within this time.
         """
         return max(LONGEST_PAUSE_SECONDS, 2 * self.timeout_seconds)
+
+
+_STORE = field("weightSync.transport") == "store"
+
+# Rules of a job's spec.
+STORED_WEIGHTS = (
+    requires(
+        _STORE,
+        field("weightSync.store").is_set,
+        "transport store needs a place for the weights: set weightSync.store.uri",
+        "weightSync.store",
+    ),
+    requires(
+        field("weightSync.store").is_set,
+        _STORE,
+        "the store is used with weightSync.transport: store alone: set it, or leave store out",
+        "weightSync.store",
+    ),
+    requires(
+        _STORE,
+        field("trainer.colocate").is_false,
+        "engines that share the trainer's GPUs wait for their weights with the memory of both: "
+        "with colocate leave weightSync.transport out",
+        "weightSync.transport",
+    ),
+    requires(
+        _STORE,
+        ~field("rollout.pool").is_set,
+        "workers fetch weights to a disk that engines of a pool do not see: leave "
+        "weightSync.transport out",
+        "weightSync.transport",
+    ),
+    requires(
+        _STORE,
+        field("rollout.nodesPerReplica") == 1,
+        "the worker fetches weights to the disk of its pod, and an engine of several pods would "
+        "need them in each: set rollout.nodesPerReplica: 1, or leave weightSync.transport out",
+        "rollout.nodesPerReplica",
+    ),
+    requires(
+        _STORE,
+        field("weightSync.fanOut") == "direct",
+        "engines fetch weights from the store themselves: leave weightSync.fanOut out",
+        "weightSync.fanOut",
+    ),
+)

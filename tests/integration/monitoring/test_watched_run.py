@@ -54,6 +54,7 @@ EMPTY = {
     "engines: Requests to other models: {{model}}": "no agent plays",
     "engines: Episode programs: {{role}} pods, {{state}}": "a laptop has none",
     "engines: Histories shortened: summaries, {{outcome}}": "none was too long",
+    "engines: Weights from the store: {{step}}": "weights go over gloo",
     "engines: Adapters: engine {{replica}}": "the quickstart trains no adapter",
     "job: KL divergence: reference": "the quickstart has no reference model",
     "job: Loss: value": "it has no critic",

@@ -77,6 +77,20 @@ from tests.unit.migrate.import_tools import check, slime, spec_of, unwrapped
         ("--dynamic-sampling-filter-path my.keep", {"rollout": {"dynamicFilter": "my.keep"}}),
         ("--lr=3e-6 --lr 4e-6", {"trainer": {"optimizer": {"lr": 4e-6}}}),
         ("--update-weight-buffer-size $((256 * 1024 * 1024))", {"weightSync": {"bucketMiB": 256}}),
+        (
+            "--update-weight-mode delta --update-weight-transport disk "
+            "--update-weight-disk-dir /shared/weights --update-weight-delta-encoding xor",
+            {
+                "weightSync": {
+                    "transport": "store",
+                    "store": {"uri": "/shared/weights"},
+                }
+            },
+        ),
+        (
+            "--update-weight-mode full --update-weight-transport disk",
+            {"weightSync": {"transport": "disk", "store": None}},
+        ),
         ("--eval-top-p 0.7", {"evaluation": None}),
         ("--custom-generate-function-path my.play", {"rollout": {"function": "my.play"}}),
         (

@@ -92,6 +92,8 @@ def _worker(job: RLJob, common: Env, own_env: Env, url: str, images: Images) -> 
         own |= {"gateway": names.PORTS["gateway"]}
         env += variables({"SLUICE_EPISODES": "pods"})
         env += secret_variable(names.episode_token_name(job), "SLUICE_EPISODE_TOKEN")
+    if job.spec.weight_sync.store is not None:
+        env += variables({"SLUICE_WEIGHTS_DIR": names.WEIGHTS_DIR})
     command = ["python", "-m", "sluice_rollout"]
     # The worker runs the user's code, which must not change the kernels that the engine executes.
     mounts = [

@@ -275,6 +275,8 @@ def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images)
         settings["OMP_NUM_THREADS"] = "1"
     if job.spec.kernel_cache is not None:
         settings |= kernel_cache.caches(names.CACHE_DIR)
+    if job.spec.weight_sync.store is not None:
+        settings["SLUICE_WEIGHTS_DIR"] = names.WEIGHTS_DIR
     ports = {"master": names.PORTS["master"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_trainer.launch"]
     return container(

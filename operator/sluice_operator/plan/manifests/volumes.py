@@ -83,6 +83,9 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
         sources["cache"] = job.spec.kernel_cache.volume
     # NCCL and engines share memory between processes; the default of 64 MB is too small for either.
     sources["dshm"] = SHARED_MEMORY
+    # The trainer's last version, for differences to it; the version that the worker has fetched.
+    if job.spec.weight_sync.store is not None:
+        sources["weights"] = {"emptyDir": {}}
     # If weights travel over the disk, the trainer writes them to the run directory, and engines
     # read them at the same path.
     if role == "trainer" or job.spec.transport(one_machine=False) == "disk":
@@ -148,7 +151,12 @@ def _mounts(job: RLJob, role: str, name: str) -> list[dict[str, Any]]:
         return _run_mounts(job, role, name)
     if name == "cache":
         return [{"mountPath": names.CACHE_DIR, "subPath": role}]
-    paths = {"config": names.CONFIG_DIR, "storage": names.STORAGE_DIR, "dshm": "/dev/shm"}  # noqa: S108
+    paths = {
+        "config": names.CONFIG_DIR,
+        "storage": names.STORAGE_DIR,
+        "dshm": "/dev/shm",  # noqa: S108
+        "weights": names.WEIGHTS_DIR,
+    }
     return [{"mountPath": paths[name]}]
 
 

@@ -130,6 +130,9 @@ class WeightUpdates:
             )
         in_turn = max(outcome.in_turn for outcome in outcomes)
         self.times["perf/update_weights/engines_in_turn"] = float(in_turn)
+        if full := outcomes[0].full_bytes:
+            self.times["perf/update_weights/published_bytes"] = float(outcomes[0].bytes)
+            self.times["perf/update_weights/delta_share"] = outcomes[0].delta_bytes / full
         self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
         seconds = self.times["perf/update_weights_time"] = time.perf_counter() - started
         metrics.record_update(outcomes, seconds, version)

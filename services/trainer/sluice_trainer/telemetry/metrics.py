@@ -38,15 +38,21 @@ STEP_SECONDS = Histogram(
 UPDATE_SECONDS = Histogram(
     "sluice_trainer_weight_update_seconds",
     "Time of a weight update by phase: prepare, pause, transfer, verify, resume; paused: while "
-    "engines generated no tokens; whole: all phases.",
+    "engines generated no tokens; write, publish: to a store; whole: all phases.",
     ["phase"],
     buckets=_UPDATE_BUCKETS,
 )
 UPDATE_BYTES = Counter(
-    "sluice_trainer_weight_update_bytes", "Bytes of weights sent, over all engines."
+    "sluice_trainer_weight_update_bytes",
+    "Bytes of weights sent, over all engines, or published to a store.",
+)
+UPDATE_DELTA = Gauge(
+    "sluice_trainer_weight_delta_ratio",
+    "Bytes of the newest version's delta in the store to bytes of all weights; 0 if it has none.",
 )
 UPDATE_FAILURES = Counter(
-    "sluice_trainer_weight_update_failures", "Engines that did not complete an update."
+    "sluice_trainer_weight_update_failures",
+    "Engines that did not complete an update, and updates that a store did not take.",
 )
 UPDATE_RELAYED = Counter(
     "sluice_trainer_weight_update_relayed", "Engines that got the weights from another engine."
@@ -177,6 +183,8 @@ def record_update(outcomes: Sequence[UpdateOutcome], seconds: float, version: in
         UPDATE_SECONDS.labels(phase).observe(slowest, exemplar)
     UPDATE_SECONDS.labels("whole").observe(seconds, exemplar)
     UPDATE_BYTES.inc(sum(outcome.bytes for outcome in outcomes))
+    if full := outcomes[0].full_bytes:
+        UPDATE_DELTA.set(outcomes[0].delta_bytes / full)
     UPDATE_FAILURES.inc(sum(len(outcome.failed) for outcome in outcomes))
     UPDATE_RELAYED.inc(sum(len(outcome.relayed) for outcome in outcomes))
     UPDATE_REROUTED.inc(sum(len(outcome.rerouted) for outcome in outcomes))

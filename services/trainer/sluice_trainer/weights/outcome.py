@@ -67,6 +67,9 @@ class UpdateOutcome:
         Number of engines to which this rank sent one after another.
     refused
         Entries of `failed` that the engines themselves answered.
+    full_bytes, delta_bytes
+        With a store: bytes of all weights, and of what engines with the version before fetch;
+        `delta_bytes` is 0 if they need all weights.
 
     """
 
@@ -78,3 +81,5 @@ class UpdateOutcome:
     rerouted: Mapping[str, str] = field(default_factory=dict)
     in_turn: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
+    full_bytes: int = 0
+    delta_bytes: int = 0

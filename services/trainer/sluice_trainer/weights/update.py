@@ -53,8 +53,12 @@ def update_engines(
     Returns
     -------
     The outcome of each rank that sent to engines, on every rank; empty if no engine takes part.
+    With a store there is one outcome, without engines: they fetch the weights later.
 
     """
+    if session.publishes:
+        session.know_base(ranks)
+        return _publish(tensors(frozenset((0,))), version, session, ranks, bucket_bytes)
     # Rank 0 asks which engines take part; from the plan every rank derives the same shares.
     plan = session.plan(version, joiners_only=joiners_only) if ranks.rank == 0 else None
     plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
@@ -82,6 +86,23 @@ def update_engines(
         ranks.gather(None)  # wait until all ranks have handed over
     outcomes = ranks.gather(session.finish() if engines else None)
     return [outcome for outcome in outcomes if outcome]
+
+
+def _publish(
+    whole: Iterable[tuple[str, Tensor]],
+    version: int,
+    session: UpdateSession,
+    ranks: Ranks,
+    bucket_bytes: int,
+) -> list[UpdateOutcome]:
+    outcome: UpdateOutcome | None = None
+    if ranks.rank == 0:
+        for bucket in buckets(session.in_precision(whole), bucket_bytes, session.layout):
+            session.write(bucket, version)
+        outcome = session.publish(version)
+    else:
+        deque(whole, maxlen=0)  # rank 0 needs this rank's part of the weights
+    return [outcome for outcome in ranks.gather(outcome) if outcome]
 
 
 def _send(first: Bucket, filled: Iterator[Bucket], session: UpdateSession) -> None:

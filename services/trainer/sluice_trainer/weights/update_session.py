@@ -17,12 +17,15 @@ from sluice.engines.protocol import BaseModel, Layout, StackName
 from sluice.model_digest import model_digest
 from sluice.runtime.pod_env import Environment
 from sluice.telemetry import logs
+from sluice.weight_store.objects import job_prefix, open_store
+from sluice.weight_store.publisher import BASE, Publisher
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.clients.background import Background
 from sluice_trainer.clients.membership import Member
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.lora import files as adapter_files
 from sluice_trainer.model.quantize import quantized
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain
@@ -31,6 +34,7 @@ from sluice_trainer.weights.disk import AdapterFile, Disk, VersionDirectories, V
 from sluice_trainer.weights.ipc import Ipc, colocated_with
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender, share
+from sluice_trainer.weights.stored_updates import StoredUpdates
 from sluice_trainer.weights.transport import Transport
 
 CALL_SECONDS = 60.0
@@ -75,6 +79,7 @@ class UpdateSession:
             colocated=colocated,
             until_stopped=self._background.until_stopped,
         )
+        self._stored_updates = self._stored()
 
     def close(self) -> None:
         async def shut() -> None:
@@ -94,7 +99,10 @@ class UpdateSession:
 
         None if engines get each expert separately, under its Hugging Face name.
         """
-        stacked = self.layout.takes_stacks(self._spec) and self._transport_kind != "disk"
+        stacked = self.layout.takes_stacks(self._spec) and self._transport_kind not in (
+            "disk",
+            "store",
+        )
         return self.layout.stack_name if stacked else None
 
     def in_precision(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
@@ -112,16 +120,11 @@ class UpdateSession:
 
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind
-        if self._spec.debug.rollout_only:
+        if self._spec.debug.rollout_only or kind == "store":
             return VersionOnly()
         if kind == "disk":
             directory = self._env.directory("checkpoint_dir") / "weights"
-            versions = VersionDirectories(directory, self._env.attempt)
-            if self._sends_adapter_alone:
-                return AdapterFile(versions)
-            drawn = self._spec.model.init == "random"
-            precision = self._spec.rollout.precision
-            return Disk(versions, Path(self._spec.model.path), drawn=drawn, precision=precision)
+            return self._in_files(VersionDirectories(directory, self._env.attempt))
         if kind == "ipc":
             return Ipc()
         direct = Collective(
@@ -134,6 +137,58 @@ class UpdateSession:
         if sync.fan_out == "direct":
             return direct
         return Chain(direct)
+
+    def _in_files(self, versions: VersionDirectories) -> Transport:
+        """Return the transport that writes each version as files."""
+        if self._sends_adapter_alone:
+            return AdapterFile(versions)
+        drawn = self._spec.model.init == "random"
+        precision = self._spec.rollout.precision
+        return Disk(versions, Path(self._spec.model.path), drawn=drawn, precision=precision)
+
+    def _stored(self) -> StoredUpdates | None:
+        """Return what publishes weights to the store, on rank 0; None if they are sent."""
+        store = self._spec.weight_sync.store
+        if store is None or self._spec.debug.rollout_only or self._rank:
+            return None
+        # On a laptop pods share this directory.
+        directory = self._env.directory("weights_dir") / self._env.name
+        versions = VersionDirectories(directory, self._env.attempt)
+        publisher = Publisher(
+            open_store(store.uri, job_prefix(self._env.job())),
+            self._env.attempt,
+            directory / BASE,
+            snapshot_every=store.snapshot_every,
+            keep=store.keep,
+            load=adapter_files.WEIGHTS if self._sends_adapter_alone else "",
+        )
+        return StoredUpdates(
+            self._rendezvous,
+            (self._env.name, self._env.attempt),
+            versions,
+            self._in_files(versions),
+            publisher,
+            self._spec.weight_sync.timeout_seconds,
+        )
+
+    # --- weights in a store
+
+    @property
+    def publishes(self) -> bool:
+        """True if weights go to a store, from which engines fetch them."""
+        return self._spec.weight_sync.store is not None and not self._spec.debug.rollout_only
+
+    def write(self, bucket: Bucket, version: int) -> None:
+        """Write a bucket of the version that `publish` publishes, on rank 0."""
+        assert self._stored_updates
+        self._background.call(self._stored_updates.write(bucket, version))
+
+    def publish(self, version: int) -> UpdateOutcome:
+        """Publish the version whose buckets are written, and tell the rendezvous, on rank 0."""
+        assert self._stored_updates
+        self._member.version = version
+        digest = self._sender.base.digest if self._sender.base else ""
+        return self._background.call(self._stored_updates.publish(version, digest))
 
     # --- before and between updates
 
@@ -166,7 +221,13 @@ class UpdateSession:
         self._background.call(self._sender.rest(self._member.version, engines))
 
     def joiners(self) -> bool:
-        """Return True if an engine waits for its first weights."""
+        """Return True if an engine waits for its first weights.
+
+        With a store: True if the store has not taken the present version yet.
+        """
+        if self._stored_updates:
+            announced = self._stored_updates.announced(self._member.version)
+            return not self._background.call(announced, stoppable=True)
         request = pb.GetLedgerRequest(joiners_to=self._member.version)
         return bool(self._background.call(self._engines(request), stoppable=True))
 
