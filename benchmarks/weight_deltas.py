@@ -6,7 +6,7 @@ r"""Bytes of a weight update as a difference to the version before, and what mak
 A model is trained as RL does it: groups of its own responses with normalized rewards, the policy
 gradient, Adam with float32 main weights, which are rounded to bf16 after each step. Each step's
 bf16 weights are compared with those of the step before, and encoded in several ways. Rows are means
-over the steps; `encode` and `apply` are GB of weights a second on one thread.
+over the steps; `encode` and `apply` are GB of weights for a second of one core's time.
 
 - `changed`: share of bf16 values with another bit pattern.
 - `xor`: XOR of both versions, zstd level 1 (slime's default way).
@@ -26,7 +26,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -59,6 +59,13 @@ def planes(words: Words) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 def joined(low: NDArray[np.uint8], high: NDArray[np.uint8]) -> Words:
     return np.stack((low, high), axis=1).reshape(-1).view(np.uint16)
+
+
+class Way(Protocol):
+    """A format of the difference between two versions."""
+
+    def encode(self, old: Words, new: Words) -> list[bytes]: ...
+    def apply(self, data: Words, parts: list[bytes]) -> None: ...
 
 
 class Xor:
@@ -105,7 +112,7 @@ class Bitmap:
         delta.apply(data.view(np.uint8), parts[0])
 
 
-FORMATS = dict(zip(WAYS, (Xor(), Planes(), Indices(), Bitmap()), strict=True))
+FORMATS: dict[str, Way] = dict(zip(WAYS, (Xor(), Planes(), Indices(), Bitmap()), strict=True))
 
 
 def versions(model_dir: Path, rate: float, steps: int) -> Iterator[list[Words]]:
@@ -160,9 +167,9 @@ def chunks(weights: list[Words]) -> list[Words]:
 
 
 def timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    started = time.perf_counter()
+    started = time.thread_time()
     result = work(*arguments)
-    return result, time.perf_counter() - started
+    return result, time.thread_time() - started
 
 
 def compare(old: list[Words], new: list[Words]) -> dict[str, float]:

@@ -167,7 +167,12 @@ def _apply_block(data: NDArray[np.uint8], body: memoryview, lengths: list[int]) 
         parts.append(body[start : start + length])
         start += length
     bits = np.frombuffer(_expand(parts[0], -(-words // 8)), np.uint8)
-    places = np.flatnonzero(np.unpackbits(bits, count=words, bitorder="little"))
+    # Most bytes of the bitmap are zero, so only the others are unpacked.
+    occupied = np.flatnonzero(bits)
+    rows, columns = np.nonzero(np.unpackbits(bits[occupied, None], axis=1, bitorder="little"))
+    places = occupied[rows] * 8 + columns
+    if len(places) and places[-1] >= words:
+        raise DeltaError(f"a delta changes word {places[-1]} of {words}")
     values = np.empty((len(places), 2), np.uint8)
     for plane, part in enumerate(parts[1:]):
         values[:, plane] = np.frombuffer(_expand(part, len(places)), np.uint8)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sluice.stores import StoreError
 from sluice.weight_store import delta
 from sluice.weight_store.manifest import (
     MANIFEST,
@@ -29,7 +30,7 @@ from sluice.weight_store.manifest import (
     parse,
     plan,
 )
-from sluice.weight_store.objects import MissingObjectError, ObjectStore, StoreError
+from sluice.weight_store.objects import MissingObjectError, ObjectStore
 
 MAX_THREADS = 4
 _INCOMING = ".incoming"
@@ -50,7 +51,7 @@ class LocalCopy:
     held
         Version of the files; None while they are of no version.
     damaged
-        Steps that were refused.
+        Steps that were refused. Other threads may read it at any time.
     reading
         Oldest version whose objects are being read; None if none is.
     fetched_bytes
@@ -65,7 +66,7 @@ class LocalCopy:
     held: VersionId | None = None
     load: str = ""
     base: str = ""
-    damaged: set[Step] = field(default_factory=set)
+    damaged: frozenset[Step] = frozenset()
     reading: VersionId | None = None
     fetched_bytes: int = 0
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -123,7 +124,7 @@ class LocalCopy:
             with ThreadPoolExecutor(_workers(objects)) as pool:
                 list(pool.map(lambda found: self._apply(incoming, *found), objects))
         except _DAMAGES:
-            self.damaged.add(step)
+            self.damaged |= {step}
             return False
         self._remove_others({file.name for file in manifest.files})
         self.held, self.load, self.base = manifest.id, manifest.load, manifest.base
@@ -137,22 +138,22 @@ class LocalCopy:
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
 
-        def fetch(found: tuple[StoredFile, StoredObject, bool]) -> None:
+        def fetch(found: tuple[StoredFile, StoredObject, bool]) -> int:
             _, stored, _ = found
             if self.stopped.is_set():
                 raise StoreError("stopped while weights were fetched")
             path = incoming / stored.name
             self.store.get_file(f"{manifest.id.directory}/{stored.name}", path)
             data = delta.contents(path)
-            self.fetched_bytes += len(data)
             if len(data) != stored.bytes or delta.digest(data) != stored.digest:
                 raise delta.DeltaError(
                     f"{manifest.id.directory}/{stored.name} is not what was published: hash or "
                     "length differs"
                 )
+            return len(data)
 
         with ThreadPoolExecutor(_workers(objects)) as pool:
-            list(pool.map(fetch, objects))
+            self.fetched_bytes += sum(pool.map(fetch, objects))
         return incoming
 
     def _apply(self, incoming: Path, file: StoredFile, stored: StoredObject, whole: bool) -> None:

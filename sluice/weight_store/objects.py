@@ -1,4 +1,4 @@
-"""Objects under one prefix of a store."""
+"""Objects under one prefix of a store: a bucket, or a directory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sluice.api import RLJob
+from sluice.stores import StoreError, Uri, filesystem, parse_uri, store_errors
+from sluice.stores.uri import local_path
 from sluice.wire import rpc
 
 T = TypeVar("T")
-
-
-class StoreError(OSError):
-    """The store did not do what it was asked, and may do it later. The message says what."""
 
 
 class MissingObjectError(StoreError):
@@ -46,8 +45,64 @@ class ObjectStore(Protocol):
         """Remove a directory with all its objects, if it is there."""
 
 
+class BucketStore:
+    """Objects under a URI of an object store."""
+
+    def __init__(self, uri: Uri) -> None:
+        """Open the store. Raises StoreError."""
+        self._uri, self._files = uri, filesystem(uri)
+
+    def put(self, name: str, data: bytes) -> None:
+        with store_errors(self._uri / name):
+            self._files.pipe_file(self._path(name), data)
+
+    def put_file(self, name: str, source: Path) -> None:
+        with store_errors(self._uri / name):
+            self._files.put_file(str(source), self._path(name))
+
+    def get(self, name: str) -> bytes:
+        with self._reading(name):
+            data: bytes = self._files.cat_file(self._path(name))
+        return data
+
+    def get_file(self, name: str, target: Path) -> None:
+        with self._reading(name):
+            self._files.get_file(self._path(name), str(target))
+
+    def directories(self) -> list[str]:
+        try:
+            with store_errors(self._uri):
+                entries: list[dict[str, Any]] = self._files.ls(self._uri.path, detail=True)
+        except StoreError as error:
+            if error.kind == "missing":
+                return []
+            raise
+        return [
+            entry["name"].rstrip("/").rpartition("/")[2]
+            for entry in entries
+            if entry["type"] == "directory"
+        ]
+
+    def remove(self, directory: str) -> None:
+        with contextlib.suppress(MissingObjectError), self._reading(directory):
+            self._files.rm(self._path(directory), recursive=True)
+
+    def _path(self, name: str) -> str:
+        return (self._uri / name).path
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            with store_errors(self._uri / name):
+                yield
+        except StoreError as error:
+            if error.kind == "missing":
+                raise MissingObjectError(str(error), "missing") from error
+            raise
+
+
 class DirectoryStore:
-    """Objects as files of a directory that trainer and engines share."""
+    """Objects as files of a directory that trainer and workers share."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -81,7 +136,7 @@ class DirectoryStore:
         try:
             return read(path)
         except FileNotFoundError as error:
-            raise MissingObjectError(f"{path}: there is no such file") from error
+            raise MissingObjectError(f"{path}: there is no such file", "missing") from error
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
@@ -99,9 +154,12 @@ class DirectoryStore:
 
 def job_prefix(job: RLJob) -> str:
     """Return the prefix of a job's objects. Another job of the same name has another one."""
-    return f"{job.metadata.namespace}/{job.metadata.name}/{rpc.run_name()}".rstrip("/")
+    return f"{job.metadata.namespace}/{job.metadata.name}/{rpc.run_name()}"
 
 
 def open_store(uri: str, prefix: str) -> ObjectStore:
-    """Return the objects under a prefix of `weightSync.store.uri`."""
-    return DirectoryStore(Path(uri) / prefix)
+    """Return the objects under a prefix of `weightSync.store.uri`. Raises StoreError, UriError."""
+    place = parse_uri(uri)
+    if place is None:
+        return DirectoryStore(Path(local_path(uri)) / prefix)
+    return BucketStore(place / prefix)

@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.stores import StoreError
+from sluice.telemetry import logs
 from sluice.weight_store import delta
 from sluice.weight_store.delta import contents
 from sluice.weight_store.manifest import (
@@ -28,9 +30,11 @@ from sluice.weight_store.manifest import (
     kept,
     removable,
 )
-from sluice.weight_store.objects import ObjectStore, StoreError
+from sluice.weight_store.objects import ObjectStore
 
 AGAIN_SECONDS = 1.0
+# Failures that only a change of the job or of its store cures.
+PERMANENT = ("package", "credential", "missing")
 MAX_THREADS = 4
 # The base of the next deltas, next to the directories of versions.
 BASE = "base"
@@ -211,18 +215,26 @@ class Publisher:
 
     def _remove_old(self, read: Collection[VersionId]) -> None:
         """Remove versions that nobody needs. A store that refuses is asked at the next snapshot."""
-        present = [id_ for name in self._store.directories() if (id_ := id_of(name))]
-        ids = {entry.id for entry in self._entries}
-        for old in removable(present, ids, read, self._attempt):
-            self._store.remove(old.directory)
+        try:
+            present = [id_ for name in self._store.directories() if (id_ := id_of(name))]
+            ids = {entry.id for entry in self._entries}
+            for old in removable(present, ids, read, self._attempt):
+                self._store.remove(old.directory)
+        except StoreError as error:
+            logs.get().warning("cannot remove old weights from the store", reason=str(error))
 
 
 def retried(put: Callable[[], None], deadline: float) -> None:
-    """Call until it succeeds. Raises the StoreError of the last try after the deadline."""
+    """Call until it succeeds.
+
+    Raises the StoreError of the last try after the deadline, or that of a try which no other can
+    cure.
+    """
     while True:
         try:
             return put()
-        except StoreError:
-            if time.monotonic() + AGAIN_SECONDS > deadline:
+        except StoreError as error:
+            permanent = error.kind in PERMANENT
+            if permanent or time.monotonic() + AGAIN_SECONDS > deadline:
                 raise
             time.sleep(AGAIN_SECONDS)

@@ -20,7 +20,8 @@ from sluice.engines import engine_of
 from sluice.engines.plugin_common import pool_credential
 from sluice.engines.protocol import UNKNOWN_VERSION, Client, EngineError
 from sluice.runtime import open_files, pod_env, user_code
-from sluice.runtime.pod_env import Environment
+from sluice.runtime.pod_env import ConfigurationError, Environment
+from sluice.stores import StoreError, UriError
 from sluice.telemetry import endpoints, logs, tracing
 from sluice.weight_store.local_copy import LocalCopy
 from sluice.weight_store.objects import job_prefix, open_store
@@ -240,7 +241,10 @@ def _stored_weights(
     sync = spec.weight_sync
     source = f"{env.name}/{env.attempt}"
     control = engine_of(spec).control(engine, session, sync.timeout_seconds, source)
-    objects = open_store(store.uri, job_prefix(env.job()))
+    try:
+        objects = open_store(store.uri, job_prefix(env.job()))
+    except (StoreError, UriError) as error:
+        raise ConfigurationError(f"weightSync.store: {error}") from error
     # On a laptop pods share this directory.
     directory = env.directory("weights_dir") / env.name
     directory.mkdir(exist_ok=True)

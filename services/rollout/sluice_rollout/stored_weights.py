@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from sluice.api.groups.weight_sync import WeightSync
 from sluice.engines.protocol import Control, EngineRefusedError
+from sluice.stores import StoreError
 from sluice.telemetry import logs
 from sluice.weight_store.local_copy import LocalCopy
 from sluice.weight_store.manifest import ManifestError, VersionId
@@ -35,6 +36,8 @@ class StoredWeights:
     membership: Membership
     # What the engine serves; NOTHING after a failure that may have left a mixture; None at first.
     loaded: VersionId | None = None
+    # Why the newest weights have not come; empty if they have, or are on their way.
+    problem: str = ""
     _failures: int = 0
     # The newest version that could be reached only in part, or not at all.
     _unreachable: VersionId | None = None
@@ -82,8 +85,9 @@ class StoredWeights:
         damaged = len(self.copy.damaged)
         try:
             held = await asyncio.to_thread(self.copy.update, newest)
-        except (OSError, ManifestError) as error:
+        except (OSError, StoreError, ManifestError) as error:
             metrics.STORE_FAILURES.labels("fetch").inc()
+            self.problem = f"cannot fetch weights: {error}"
             logs.get().warning("cannot fetch weights", version=newest.version, reason=str(error))
             return False
         fetched = time.monotonic()
@@ -104,11 +108,13 @@ class StoredWeights:
             except EngineRefusedError as error:
                 metrics.STORE_FAILURES.labels("load").inc()
                 logs.get().warning("cannot load weights", version=held.version, reason=str(error))
+                self.problem = f"cannot load weights: {error}"
                 self.loaded, self._unreachable = NOTHING, None
                 self.membership.beat()
                 return False
             metrics.STORE_SECONDS.labels("load").observe(time.monotonic() - fetched)
             self.loaded = held
+        self.problem = ""
         # Says also what was refused.
         self.membership.beat()
         return True

@@ -100,10 +100,8 @@ class Worker:
         if latest is None or not self.membership.connected.is_set():
             return "not joined: the rendezvous does not answer"
         if not latest.admitted:
-            return (
-                "the engine holds no weights that may be "
-                f"used{f' ({latest.dropped})' if latest.dropped else ''}"
-            )
+            reason = self.stored_weights.problem if self.stored_weights else latest.dropped
+            return f"the engine holds no weights that may be used{f' ({reason})' if reason else ''}"
         return ""
 
     async def run(self, stop: asyncio.Event) -> None:

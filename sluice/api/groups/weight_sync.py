@@ -6,18 +6,29 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sluice.api.groups.telemetry import SecretRef
 from sluice.api.schema.base import Model, PositiveFloat, PositiveInt
 from sluice.api.schema.rules import field, requires
 
 LONGEST_PAUSE_SECONDS = 600.0
 
 
+# Stores that can be written, and absolute paths.
+STORE_URI = r"^(/|file:///|(s3|gs|az)://[A-Za-z0-9$]).+"
+
+
 class WeightStore(Model):
     """Store to which the trainer publishes weights, and from which engines fetch them."""
 
-    uri: Annotated[str, Field(min_length=2, max_length=2048, pattern=r"^/.+")] = Field(
-        description="Absolute path of a directory that trainer and workers share. Each job has a "
-        "directory of its own in it."
+    uri: Annotated[str, Field(max_length=2048, pattern=STORE_URI)] = Field(
+        description="Place of the weights: `s3://bucket/path`, `gs://`, `az://`, or the absolute "
+        "path of a directory that trainer and workers share. Each job has a directory there."
+    )
+    secret_ref: SecretRef | None = Field(
+        None,
+        description="Secret whose keys become variables of trainer and worker, such as "
+        "AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. Default: what the pods have by themselves, such "
+        "as workload identity.",
     )
     snapshot_every: PositiveInt = Field(
         20,

@@ -71,3 +71,20 @@ def test_only_the_trainer_has_the_secrets_of_trackers() -> None:
         sources = [container.get("envFrom", []) for container in rendered["spec"]["containers"]]
         assert [secret in source for source in sources].count(True) == (role == "trainer")
         assert all(source.count(secret) <= 1 for source in sources)
+
+
+def test_trainer_and_worker_have_the_secret_and_the_directory_of_a_weight_store() -> None:
+    secret = {"secretRef": {"name": "bucket"}}
+    store = {"uri": "s3://bucket/weights", "secretRef": {"name": "bucket"}}
+    job = make_job(weightSync={"transport": "store", "store": store})
+    directory, users = {"name": "SLUICE_WEIGHTS_DIR", "value": "/sluice/weights"}, set()
+    for role in ("trainer", "rollout", "buffer", "rendezvous"):
+        rendered = pod(job, Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())["spec"]
+        for container in rendered["containers"]:
+            reads = secret in container.get("envFrom", [])
+            assert (directory in container["env"]) == reads
+            users |= {container["name"]} if reads else set()
+            # The engine loads what the worker has fetched.
+            paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+            assert ("/sluice/weights" in paths) == (role in ("trainer", "rollout"))
+    assert users == {"trainer", "worker"}

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sluice.stores import StoreError
 from sluice.weight_store.local_copy import LocalCopy
 from sluice.weight_store.manifest import ManifestError, VersionId
-from sluice.weight_store.objects import DirectoryStore, MissingObjectError, StoreError
+from sluice.weight_store.objects import DirectoryStore, MissingObjectError
 from sluice.weight_store.publisher import Published, Publisher
 
 SIZE = 10_001

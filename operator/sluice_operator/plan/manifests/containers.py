@@ -125,6 +125,10 @@ def with_credentials(job: RLJob, manifest: Container) -> Container:
     if of_trackers and name == "trainer":
         sources = [{"secretRef": {"name": secret}} for secret in dict.fromkeys(of_trackers)]
         manifest |= {"envFrom": [*manifest.get("envFrom", []), *sources]}
+    store = job.spec.weight_sync.store
+    if store is not None and store.secret_ref and name in ("trainer", "worker"):
+        source = {"secretRef": {"name": store.secret_ref.name}}
+        manifest |= {"envFrom": [*manifest.get("envFrom", []), source]}
     if name == "worker":
         models = job.spec.rollout.models
         env = [*env, *(_from_secret(m.key, m.key_variable) for m in models if m.key)]

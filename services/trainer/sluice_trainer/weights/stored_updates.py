@@ -11,10 +11,11 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.stores import StoreError
 from sluice.telemetry import logs
 from sluice.weight_store.manifest import VersionId
-from sluice.weight_store.objects import StoreError
-from sluice.weight_store.publisher import Publisher
+from sluice.weight_store.publisher import PERMANENT, Publisher
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
@@ -72,7 +73,8 @@ class StoredUpdates:
     async def publish(self, version: int, base_digest: str) -> UpdateOutcome:
         """Publish the version that was written, and announce it.
 
-        `base_digest` is that of the model that an adapter belongs to; empty for all weights.
+        `base_digest` is that of the model that an adapter belongs to; empty for all weights. Raises
+        ConfigurationError if the store refuses the first version for good.
         """
         written = time.monotonic()
         ledger = await self._ledger(pb.GetLedgerRequest())
@@ -88,6 +90,8 @@ class StoredUpdates:
                 seconds=self._timeout,
             )
         except StoreError as error:
+            if self._publisher.newest is None and error.kind in PERMANENT:
+                raise ConfigurationError(f"weightSync.store: {error}") from error
             logs.get().warning("cannot publish weights", version=version, reason=str(error))
             return UpdateOutcome((), {STORE: str(error)}, self._seconds(written), 0)
         await self._announce(version)
@@ -144,9 +148,8 @@ def ids(entries: Iterable[pb.LedgerEntry], gauge: str) -> set[VersionId]:
 
 
 def _id(gauges: Mapping[str, float], gauge: str) -> VersionId | None:
-    values = gauges.get(gauge), gauges.get(f"{gauge}_attempt")
+    version, attempt = gauges.get(gauge), gauges.get(f"{gauge}_attempt")
     # Doubles of another process: anything but whole numbers is no version.
-    if any(value is None or not value.is_integer() for value in values):
+    if version is None or attempt is None or not (version.is_integer() and attempt.is_integer()):
         return None
-    version, attempt = values
-    return VersionId(int(version or 0), int(attempt or 0))
+    return VersionId(int(version), int(attempt))

@@ -15,7 +15,8 @@ from sluice.engines import engine_of
 from sluice.engines.plugin_common import pool_credential
 from sluice.engines.protocol import BaseModel, Layout, StackName
 from sluice.model_digest import model_digest
-from sluice.runtime.pod_env import Environment
+from sluice.runtime.pod_env import ConfigurationError, Environment
+from sluice.stores import StoreError, UriError
 from sluice.telemetry import logs
 from sluice.weight_store.objects import job_prefix, open_store
 from sluice.weight_store.publisher import BASE, Publisher
@@ -154,8 +155,12 @@ class UpdateSession:
         # On a laptop pods share this directory.
         directory = self._env.directory("weights_dir") / self._env.name
         versions = VersionDirectories(directory, self._env.attempt)
+        try:
+            objects = open_store(store.uri, job_prefix(self._env.job()))
+        except (StoreError, UriError) as error:
+            raise ConfigurationError(f"weightSync.store: {error}") from error
         publisher = Publisher(
-            open_store(store.uri, job_prefix(self._env.job())),
+            objects,
             self._env.attempt,
             directory / BASE,
             snapshot_every=store.snapshot_every,
