@@ -22,10 +22,10 @@ from sluice.weight_store.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Manifest,
-    ManifestError,
     Step,
     StoredFile,
     StoredObject,
+    VersionError,
     VersionId,
     parse,
     plan,
@@ -35,7 +35,7 @@ from sluice.weight_store.objects import MissingObjectError, ObjectStore
 MAX_THREADS = 4
 _INCOMING = ".incoming"
 # A step with one of these is refused for good; another StoreError may pass.
-_DAMAGES = (delta.DeltaError, ManifestError, MissingObjectError)
+_DAMAGES = (delta.DeltaError, VersionError, MissingObjectError)
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class LocalCopy:
         ------
         StoreError
             The store does not answer; the copy is unchanged, or has no version.
-        ManifestError
+        VersionError
             The manifest of `newest` is damaged.
 
         """
@@ -109,7 +109,7 @@ class LocalCopy:
     def _manifest(self, id_: VersionId) -> Manifest:
         text = self.store.get(f"{id_.directory}/{MANIFEST}")
         if len(text) > MAX_MANIFEST_BYTES:
-            raise ManifestError(f"{id_.directory}/{MANIFEST} has {len(text)} bytes")
+            raise VersionError(f"{id_.directory}/{MANIFEST} has {len(text)} bytes")
         return parse(text, id_)
 
     def _take(self, step: Step, manifest: Manifest | None) -> bool:
@@ -122,7 +122,7 @@ class LocalCopy:
             if step.whole:
                 self._remove_others({_INCOMING})
             with ThreadPoolExecutor(_workers(objects)) as pool:
-                list(pool.map(lambda found: self._apply(incoming, *found), objects))
+                list(pool.map(lambda part: self._apply(incoming, *part), objects))
         except _DAMAGES:
             self.damaged |= {step}
             return False
@@ -138,8 +138,8 @@ class LocalCopy:
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
 
-        def fetch(found: tuple[StoredFile, StoredObject, bool]) -> int:
-            _, stored, _ = found
+        def fetch(part: tuple[StoredFile, StoredObject, bool]) -> int:
+            _, stored, _ = part
             if self.stopped.is_set():
                 raise StoreError("stopped while weights were fetched")
             path = incoming / stored.name

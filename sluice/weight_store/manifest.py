@@ -23,7 +23,7 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}$")]
 
 
-class ManifestError(ValueError):
+class VersionError(ValueError):
     """A manifest that is damaged, or of another release."""
 
 
@@ -80,7 +80,7 @@ class StoredFile(_Part):
     whole: StoredObject | None = None
 
 
-class Entry(_Part):
+class VersionEntry(_Part):
     """A version in the history of another one. Sizes are those of objects; None: it has none."""
 
     version: _Count
@@ -115,20 +115,20 @@ class Manifest(_Part):
     files: tuple[StoredFile, ...]
     load: str = ""
     base: str = ""
-    earlier: tuple[Entry, ...] = ()
+    earlier: tuple[VersionEntry, ...] = ()
 
     @property
     def id(self) -> VersionId:
         return VersionId(self.version, self.attempt)
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> VersionEntry:
         """The version as later versions list it.
 
         A file without a delta goes whole, so it counts in both sizes.
         """
         deltas = [file.delta or file.whole for file in self.files if not file.same]
-        return Entry(
+        return VersionEntry(
             version=self.version,
             attempt=self.attempt,
             delta_bytes=_total(deltas) if self.earlier else None,
@@ -136,23 +136,23 @@ class Manifest(_Part):
         )
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[VersionEntry, ...]:
         return (self.entry, *self.earlier)
 
     def objects(self, step: Step) -> list[tuple[StoredFile, StoredObject, bool]]:
         """Return the objects of a step to this version, and whether each is a whole file.
 
-        Raises ManifestError if the version has no such step.
+        Raises VersionError if the version has no such step.
         """
-        found = []
+        objects = []
         for file in self.files:
             if file.same and not step.whole:
                 continue
             chosen = file.whole if step.whole or file.delta is None else file.delta
             if chosen is None:
-                raise ManifestError(f"{self.id.directory}: {file.name} is not there whole")
-            found.append((file, chosen, chosen is file.whole))
-        return found
+                raise VersionError(f"{self.id.directory}: {file.name} is not there whole")
+            objects.append((file, chosen, chosen is file.whole))
+        return objects
 
 
 def _total(objects: Sequence[StoredObject | None]) -> int | None:
@@ -161,14 +161,14 @@ def _total(objects: Sequence[StoredObject | None]) -> int | None:
 
 
 def parse(text: bytes, expected: VersionId) -> Manifest:
-    """Read a manifest. Raises ManifestError."""
+    """Read a manifest. Raises VersionError."""
     try:
         manifest = Manifest.model_validate_json(text)
     except (ValidationError, RecursionError) as error:
         first = str(error).replace("\n", " ")[:300]
-        raise ManifestError(f"{expected.directory}/{MANIFEST}: {first}") from error
+        raise VersionError(f"{expected.directory}/{MANIFEST}: {first}") from error
     if manifest.id != expected:
-        raise ManifestError(
+        raise VersionError(
             f"{expected.directory}/{MANIFEST} describes {manifest.id.directory}: another process "
             "has written it"
         )
@@ -182,7 +182,7 @@ def id_of(directory: str) -> VersionId | None:
 
 
 def plan(
-    entries: Sequence[Entry], held: VersionId | None, damaged: Collection[Step] = ()
+    entries: Sequence[VersionEntry], held: VersionId | None, damaged: Collection[Step] = ()
 ) -> list[Step]:
     """Return the steps with the fewest bytes to the newest version that can be reached.
 
@@ -209,7 +209,7 @@ def plan(
 
 
 def _ways(
-    entries: Sequence[Entry], held: VersionId | None, damaged: Collection[Step]
+    entries: Sequence[VersionEntry], held: VersionId | None, damaged: Collection[Step]
 ) -> Iterable[tuple[int, list[Step]]]:
     """Yield bytes and steps of each way to the first entry."""
     size, deltas = 0, list[Step]()
@@ -226,7 +226,7 @@ def _ways(
         deltas.append(delta)
 
 
-def kept(entries: Sequence[Entry], snapshots: int) -> tuple[Entry, ...]:
+def kept(entries: Sequence[VersionEntry], snapshots: int) -> tuple[VersionEntry, ...]:
     """Return the newest versions, back to the last of so many snapshots."""
     for count, entry in enumerate(entries, 1):
         if entry.whole_bytes is not None:
@@ -260,9 +260,9 @@ def removable(
     for version, of_attempt in read:
         oldest[of_attempt] = min(version, oldest.get(of_attempt, version))
     return [
-        found
-        for found in present
-        if found not in kept_ids
-        and found.attempt <= attempt
-        and not (found.attempt in oldest and found.version >= oldest[found.attempt])
+        id_
+        for id_ in present
+        if id_ not in kept_ids
+        and id_.attempt <= attempt
+        and not (id_.attempt in oldest and id_.version >= oldest[id_.attempt])
     ]

@@ -21,10 +21,10 @@ from sluice.weight_store import delta
 from sluice.weight_store.delta import contents
 from sluice.weight_store.manifest import (
     MANIFEST,
-    Entry,
     Manifest,
     StoredFile,
     StoredObject,
+    VersionEntry,
     VersionId,
     id_of,
     kept,
@@ -93,7 +93,7 @@ class Publisher:
         """
         self._store, self._attempt, self._base = store, attempt, base
         self._snapshot_every, self._keep, self._load = snapshot_every, keep, load
-        self._entries: tuple[Entry, ...] = ()
+        self._entries: tuple[VersionEntry, ...] = ()
         self._files: dict[str, StoredFile] = {}
         shutil.rmtree(base, ignore_errors=True)
 

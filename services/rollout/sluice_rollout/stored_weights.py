@@ -17,7 +17,7 @@ from sluice.engines.protocol import Control, EngineRefusedError
 from sluice.stores import StoreError
 from sluice.telemetry import logs
 from sluice.weight_store.local_copy import LocalCopy
-from sluice.weight_store.manifest import ManifestError, VersionId
+from sluice.weight_store.manifest import VersionError, VersionId
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_rollout import metrics
@@ -85,7 +85,7 @@ class StoredWeights:
         damaged = len(self.copy.damaged)
         try:
             held = await asyncio.to_thread(self.copy.update, newest)
-        except (OSError, StoreError, ManifestError) as error:
+        except (OSError, StoreError, VersionError) as error:
             metrics.STORE_FAILURES.labels("fetch").inc()
             self.problem = f"cannot fetch weights: {error}"
             logs.get().warning("cannot fetch weights", version=newest.version, reason=str(error))

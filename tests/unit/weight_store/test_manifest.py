@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from sluice.weight_store.manifest import (
-    Entry,
     Manifest,
-    ManifestError,
     Step,
     StoredFile,
     StoredObject,
+    VersionEntry,
+    VersionError,
     VersionId,
     id_of,
     kept,
@@ -22,8 +22,8 @@ DIGEST = "0" * 32
 
 def entry(
     version: int, delta: int | None = 10, whole: int | None = None, attempt: int = 1
-) -> Entry:
-    return Entry(version=version, attempt=attempt, delta_bytes=delta, whole_bytes=whole)
+) -> VersionEntry:
+    return VersionEntry(version=version, attempt=attempt, delta_bytes=delta, whole_bytes=whole)
 
 
 # Snapshots at 0 and 4.
@@ -112,7 +112,7 @@ def test_a_file_without_a_delta_goes_whole() -> None:
     assert manifest().entry == entry(3, delta=7, whole=None)
     names = [found.name for _, found, _ in manifest().objects(Step(VersionId(3, 1), whole=False))]
     assert names == ["a.delta", "b.whole"]
-    with pytest.raises(ManifestError, match="a is not there whole"):
+    with pytest.raises(VersionError, match="a is not there whole"):
         manifest().objects(Step(VersionId(3, 1), whole=True))
 
 
@@ -131,7 +131,7 @@ def test_a_file_without_a_delta_goes_whole() -> None:
     ids=["empty", "deep", "fields", "infinite", "cut off", "path", "format", "another version"],
 )
 def test_a_damaged_manifest_is_named(text: bytes) -> None:
-    with pytest.raises(ManifestError, match=r"version_0000003\.attempt1/manifest\.json"):
+    with pytest.raises(VersionError, match=r"version_0000003\.attempt1/manifest\.json"):
         parse(text, VersionId(3, 1))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.stores import StoreError
 from sluice.weight_store.local_copy import LocalCopy
-from sluice.weight_store.manifest import ManifestError, VersionId
+from sluice.weight_store.manifest import VersionError, VersionId
 from sluice.weight_store.objects import DirectoryStore, MissingObjectError
 from sluice.weight_store.publisher import Published, Publisher
 
@@ -272,7 +272,7 @@ def test_a_damaged_manifest_changes_nothing(trainer: Trainer, copy: LocalCopy) -
     copy.update(VersionId(0, 1))
     trainer.publish(1)
     trainer.path(1, "manifest.json").write_text("{")
-    with pytest.raises(ManifestError, match="version_0000001"):
+    with pytest.raises(VersionError, match="version_0000001"):
         copy.update(VersionId(1, 1))
     assert copy.held == (0, 1)
 
