@@ -14,7 +14,7 @@ from sluice.images.image import Image
 _MAKER = Path(__file__).parents[1] / "examples/vision/make_model.py"
 # Families whose rows hold several sequences, and all that are trained.
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-TRAINED_FAMILIES = (*FAMILIES, "qwen3_5")
+TRAINED_FAMILIES = (*FAMILIES, "qwen3_5", "qwen3_vl_moe")
 
 
 def make_model(directory: Path, family: str) -> Path:

@@ -5,7 +5,9 @@ template, settings of the image processor), so a job with images runs on a lapto
 byte of a text is a token. The same family gives the same files on every machine with the same
 torch.
 
-    python examples/vision/make_model.py [DIRECTORY] [qwen3_vl | qwen2_5_vl | qwen3_5]
+    python examples/vision/make_model.py [DIRECTORY] [FAMILY]
+
+Families are qwen3_vl, qwen3_vl_moe, qwen2_5_vl and qwen3_5.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -113,6 +116,21 @@ _FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, A
     ),
 }
 _QWEN3_VL = _FAMILIES["qwen3_vl"]
+_FAMILIES["qwen3_vl_moe"] = (
+    "Qwen3VLMoe",
+    "Qwen3VL",
+    {
+        **_QWEN3_VL[2],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    # As many levels as in the releases: SGLang takes that number for granted.
+    {**_QWEN3_VL[3], "depth": 3, "deepstack_visual_indexes": [0, 1, 2]},
+    _QWEN3_VL[4],
+)
 _FAMILIES["qwen3_5"] = (
     "Qwen3_5",
     "Qwen3VL",
@@ -189,12 +207,26 @@ def make_model(
             parameter.data.normal_(0, 0.08, generator=generator)
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.save_pretrained(directory)
+    if family == "qwen3_vl_moe":
+        _turn_experts(directory / "model.safetensors")
     if family == "qwen3_5":
         _write_interval(directory / "config.json")
     _write_processors(directory, processor, f"{video}VideoProcessor")
     for weights in directory.glob("*.safetensors"):
         weights.chmod(0o644)  # pods read them as another user; safetensors leaves them to this one
     return directory
+
+
+def _turn_experts(file: Path) -> None:
+    """Store experts as [experts, in, out], which is how they are released.
+
+    transformers reads them so, and writes them as [experts, out, in].
+    """
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if ".mlp.experts." in name:
+            tensors[name] = tensor.transpose(1, 2).contiguous()
+    save_file(tensors, file, {"format": "pt"})
 
 
 def _write_interval(file: Path) -> None:

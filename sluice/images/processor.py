@@ -30,6 +30,7 @@ BACKEND = "pil"
 _PROCESSORS = {
     "qwen2_5_vl": "Qwen2VLImageProcessor",
     "qwen3_vl": "Qwen2VLImageProcessor",
+    "qwen3_vl_moe": "Qwen2VLImageProcessor",
     "qwen3_5": "Qwen2VLImageProcessor",
 }
 # Values of `model_type` in config.json that can be trained with images.

@@ -44,6 +44,7 @@ MODEL_TYPES: dict[str, str] = {
     "qwen3.5-pictures": "qwen3_5",
     "qwen3_5": "qwen3_5",
     "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl_moe",
     "seed-oss": "seed_oss",
     "smollm3": "smollm3",
 }

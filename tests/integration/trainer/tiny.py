@@ -449,6 +449,7 @@ def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
         process.join(TIMEOUT)
         process.kill()  # if it has not ended
         process.join()
+        assert process.exitcode is not None
         return subprocess.CompletedProcess(
             words, process.exitcode, output.read_text(), output.with_suffix(".err").read_text()
         )

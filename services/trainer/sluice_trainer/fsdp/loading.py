@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, rename_source_key
+from transformers.core_model_loading import Transpose, WeightConverter, rename_source_key
 
 from sluice.api.groups.lora import Lora
 from sluice.api.groups.trainer import VisionPart
@@ -185,16 +185,41 @@ def restore_names(model: Any, directory: Path, *, whole: bool) -> None:
     transformers would also revert those that only other parts need, such as experts of layers that
     predict further tokens. whole: the model has the vision side of the checkpoint, too.
     """
-    with stored(directory) as tensors:
-        names = list(tensors.names)
-    if not whole:
-        names = trained_names(read_config(directory), names)
     mapping = get_model_conversion_mapping(model)
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     renamings = [entry for entry in mapping if not isinstance(entry, WeightConverter)]
-    for name in names:
-        rename_source_key(name, renamings, converters)
+    turned: dict[str, bool] = {}
+    with stored(directory) as tensors:
+        names = list(tensors.names)
+        for name in names if whole else trained_names(read_config(directory), names):
+            own, pattern = rename_source_key(name, renamings, converters)
+            if pattern is not None and pattern not in turned:
+                shape = _shape(model, own)
+                turned[pattern] = shape is not None and tensors.shape(name) == _turned(shape)
+    for entry in converters:
+        _always_turn(entry, turned)
     model._weight_conversions = [entry for entry in mapping if entry.was_used()]
+
+
+def _always_turn(converter: WeightConverter, turned: dict[str, bool]) -> None:
+    """Have an export transpose what the checkpoint holds transposed.
+
+    Experts of Qwen3-VL are [experts, in, out] in its releases and [experts, out, in] in
+    transformers, which transposes if shapes differ. On export they do not, because it compares the
+    tensor with the parameter that it comes from.
+    """
+    for operation in converter.operations:
+        if isinstance(operation, Transpose) and operation.check_dims:
+            operation.check_dims = not any(turned.get(p) for p in converter.source_patterns)
+
+
+def _shape(model: Any, name: str) -> tuple[int, ...] | None:
+    parameter = dict(model.named_parameters()).get(name)
+    return None if parameter is None else tuple(parameter.shape)
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], *shape[:-3:-1])
 
 
 def _with_value_head(model: Any) -> nn.Linear:

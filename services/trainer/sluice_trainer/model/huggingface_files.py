@@ -75,13 +75,26 @@ class StoredTensors:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor. Raises CheckpointFilesError if there is none of this name."""
+        tensor: Tensor = self._file_of(name).get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, which is not read if the file is one of safetensors.
+
+        Raises CheckpointFilesError if there is none of this name.
+        """
+        file = self._file_of(name)
+        if isinstance(file, _PickledFile):
+            return tuple(file.get_tensor(name).shape)
+        return tuple(file.get_slice(name).get_shape())
+
+    def _file_of(self, name: str) -> Any:
         if name not in self._places:
             raise CheckpointFilesError(f"{self.directory} has no tensor {name}")
         path = self._places[name]
         if path not in self._files:
             self._files[path] = self._close.enter_context(_opened(path))
-        tensor: Tensor = self._files[path].get_tensor(name)
-        return tensor
+        return self._files[path]
 
 
 @contextmanager
