@@ -23,7 +23,7 @@ _VISION = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
 _PROJECTOR = re.compile(r"(^|\.)(merger|deepstack_merger_list|multi_modal_projector)\.")
 # Modules around a language model. transformers has others than a multimodal checkpoint.
 _AROUND = re.compile(r"^(model\.|language_model\.)+")
-_FURTHER_TOKENS = re.compile(r"((?:model\.)?mtp)\.")
+_FURTHER_TOKENS = re.compile(r"((?:model\.)?mtp)(?:\.|$)")
 # Modules of a language model inside a multimodal one, after `model.`.
 _LANGUAGE = {"language_model", "text_model", "layers", "embed_tokens", "norm", "lm_head"}
 
@@ -48,6 +48,14 @@ def kept_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, int
     """
     parts = (_kept_part(name, config) for name in names)
     return dict(Counter(part for part in parts if part))
+
+
+def predicts_further_tokens(config: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Return True if a checkpoint has layers that predict further tokens (MTP)."""
+    return any(
+        _FURTHER_TOKENS.match(part) or _LAYER.fullmatch(f"{part}.")
+        for part in kept_parts(config, names)
+    )
 
 
 def trained_names(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:

@@ -18,6 +18,7 @@ _DATA_REMEDY = "put it into a volume (spec.data.volume) or into the images"
 _CODE_REMEDY = "put it into the images, or mount it with spec.podTemplateOverrides"
 _REMEDIES: Mapping[PathKind, str] = {
     "model": _MODEL_REMEDY,
+    "draft": _MODEL_REMEDY,
     "adapter": _MODEL_REMEDY,
     "tokenizer": _MODEL_REMEDY,
     "data": _DATA_REMEDY,

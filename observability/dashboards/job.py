@@ -215,6 +215,8 @@ def _generation() -> list[Panel]:
     tokens = promql.rate("sluice_rollout_generated_tokens_total", "replica")
     failures = promql.rate("sluice_rollout_group_failures_total", "reason")
     judged = promql.rate("sluice_rollout_rewards_total", "outcome")
+    passes = promql.rate("sluice_rollout_speculative_passes_total", "replica")
+    accepted = f"{tokens} / ({passes} > 0)"
     # fmt: off
     return [
         lines("Generated tokens", PER_SECOND, none(), "Tokens per second of each engine.",
@@ -234,6 +236,10 @@ def _generation() -> list[Panel]:
         lines("Failed groups", PER_SECOND, above(0.1, 1),
               "Groups per second that a worker returned because they failed, by reason.",
               {"{{reason}}": failures}),
+        lines("Acceptance length", NUMBER, none(),
+              "With rollout.speculative: tokens for each pass that verifies proposed ones. Near 1 "
+              "speculation costs time.",
+              {"engine {{replica}}": accepted}),
     ]
     # fmt: on
 

@@ -30,6 +30,7 @@ from sluice.api.groups.offline import IS_OFFLINE, OFFLINE_ACROSS_GROUPS
 from sluice.api.groups.pool_jobs import POOL_ACROSS_GROUPS
 from sluice.api.groups.quantized_engines import QUANTIZED_ENGINES
 from sluice.api.groups.rollout import Rollout
+from sluice.api.groups.speculative import SPECULATION
 from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
 from sluice.api.groups.telemetry import Telemetry
 from sluice.api.groups.trainer import Trainer
@@ -305,6 +306,7 @@ class RLJobSpec(Model):
         ),
         *ENGINE_ARGS,
         *QUANTIZED_ENGINES,
+        *SPECULATION,
         *ACROSS_GROUPS,
         *COLOCATION,
         *STORED_WEIGHTS,

@@ -83,6 +83,8 @@ class ServerPlacement:
     port: str
     # Number of the pod within its engine.
     index: str
+    # Directory of the draft model (`rollout.speculative`); None without one.
+    draft: str | None = None
     # host:port at which the pods of one engine meet. None: the engine has one pod.
     head: str | None = None
 
@@ -170,6 +172,8 @@ class Generation:
     matched_stop: str | None
     # Experts of all tokens of request and answer but the last. None: not requested.
     experts: Experts | None = None
+    # Passes of the model in which it verified proposed tokens; 0 without speculative decoding.
+    speculative_passes: int = 0
 
 
 class Client(Protocol):

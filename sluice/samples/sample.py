@@ -39,6 +39,9 @@ WORKER_TAIL = "worker_tail"
 # Key of the metadata of a group's first sample: seconds that its engine took for a token of one of
 # its responses.
 ENGINE_LATENCY = "engine_latency"
+# Keys of the metadata of a group's first sample, with speculative decoding: tokens of responses,
+# and the passes of the model that have made them.
+SPECULATED_TOKENS, SPECULATIVE_PASSES = "speculated_tokens", "speculative_passes"
 # Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit.
 PROMPT_TOO_LONG = "prompt_too_long"
 
@@ -438,7 +441,8 @@ def check_own_keys(metadata: dict[str, Any], name: str) -> None:
     worker = metadata.get(WORKER)
     if WORKER in metadata and not (isinstance(worker, str) and _WORKER_NAME.fullmatch(worker)):
         raise InputError(f"{name}.{WORKER}: expected the name of a worker, such as rollout-0")
-    for key in (BASELINE_REWARD, WORKER_BUSY, WORKER_TAIL, ENGINE_LATENCY):
+    numbers = (WORKER_BUSY, WORKER_TAIL, ENGINE_LATENCY, SPECULATED_TOKENS, SPECULATIVE_PASSES)
+    for key in (BASELINE_REWARD, *numbers):
         if key in metadata:
             input_checks.reward(metadata[key], f"{name}.{key}")
 

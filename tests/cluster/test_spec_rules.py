@@ -30,6 +30,7 @@ IMAGES: dict[str, Any] = {
     "data": {"prompts": [{"path": "p.jsonl"}], "images": {}},
     "trainer": {"steps": 1, "backend": "fsdp"},
 }
+SPECULATIVE = {"algorithm": "ngram"}
 # Groups that a job with images cannot have.
 WITHOUT_IMAGES: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"engine": "vllm"}}, "data.images needs an engine that gets images"),
@@ -94,12 +95,64 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "freeze names parts of a vision-language model",
     ),
     *(
-        ({"rollout": {"engineArgs": arguments}}, "no update reaches a draft model")
+        ({"rollout": {"engineArgs": arguments}}, "set rollout.speculative")
         for arguments in (
             {"speculativeAlgorithm": "EAGLE"},
             {"speculative_algorithm": "NGRAM"},
             {"speculative-draft-model-path": "m"},
             {"speculativeConfig": "{}"},
+            {"speculativeNumSteps": "2"},
+        )
+    ),
+    (
+        {"rollout": {"engineArgs": {"speculative-accept-threshold-single": "0.5"}}},
+        "no samples of the policy",
+    ),
+    *(
+        ({**groups, "rollout": {"speculative": SPECULATIVE, **rollout}}, reason)
+        for groups, rollout, reason in (
+            ({}, {"engine": "vllm"}, "only SGLang has been shown to sample from the policy"),
+            ({}, {"speculative": {"algorithm": "eagle3"}}, "eagle3 and draft need a checkpoint"),
+            ({}, {"speculative": SPECULATIVE | {"model": "d"}}, "leave model out"),
+            (
+                {},
+                {"precision": "fp8", "speculative": {"algorithm": "draft", "model": "d"}},
+                "a draft would have to be quantized",
+            ),
+            (
+                {"weightSync": {"enginePlugin": False}},
+                {},
+                "loads each update into the draft model too",
+            ),
+            (
+                {"trainer": {"steps": 4, **FSDP_LORA}, "weightSync": {"lora": "adapter"}},
+                {},
+                "has not been shown to verify with them",
+            ),
+            (
+                {
+                    "trainer": {"steps": 4, **FSDP_LORA},
+                    "weightSync": {"lora": "adapter", "pauseMode": "versions"},
+                },
+                {"pool": "shared"},
+                "the engines are started by the pool: leave speculative out",
+            ),
+            (
+                {"trainer": {"steps": 4, "routingReplay": "rollout"}},
+                {},
+                "tokens that were proposed and refused",
+            ),
+            (
+                {"trainer": {"steps": 4, "deterministic": True}},
+                {},
+                "verification computes several in one pass",
+            ),
+            (IMAGES, {}, "has not been shown to work with images"),
+            (
+                {"model": {"path": "m", "init": "random"}},
+                {"speculative": {"algorithm": "mtp"}},
+                "model.init: random draws none",
+            ),
         )
     ),
     *(
@@ -602,6 +655,8 @@ SENSIBLE: list[dict[str, Any]] = [
             }
         }
     },
+    {"rollout": {"speculative": {"algorithm": "draft", "model": "d", "steps": 4, "topK": 2}}},
+    {"rollout": {"speculative": SPECULATIVE, "precision": "fp8"}},
     {
         "debug": {"rolloutOnly": True},
         "rollout": {"engineArgs": {"quantization": "fp8", "speculativeAlgorithm": "NGRAM"}},

@@ -35,7 +35,7 @@ def check_files(job: RLJob) -> None:
 
 def _problems(path: MarkedPath, job: RLJob) -> list[str]:
     """Describe what is wrong with the files at a path; each text begins with the field."""
-    if path.kind == "model":
+    if path.kind in ("model", "draft"):
         return _check_checkpoint(path, job)
     if path.kind == "word":  # the worker looks for the program on its own PATH
         return []

@@ -39,6 +39,20 @@ def _precision(value: Any) -> str:
     return names[value]
 
 
+def _speculative(value: Any) -> str:
+    """Convert SGLang's name to `rollout.speculative.algorithm`. Raises ValueError."""
+    names = {
+        "EAGLE": "mtp",  # without a draft model, as in slime's scripts
+        "EAGLE3": "eagle3",
+        "NEXTN": "mtp",
+        "NGRAM": "ngram",
+        "STANDALONE": "draft",
+    }
+    if str(value).upper() not in names:
+        raise ValueError("rollout.speculative.algorithm is ngram, eagle3, mtp or draft")
+    return names[str(value).upper()]
+
+
 def _pg_loss(value: Any) -> str:
     if value != "reinforce":
         raise ValueError("algorithm.loss.type follows algorithm.estimator, as slime's ppo does")
@@ -104,6 +118,11 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--rollout-skip-special-tokens": Covered("responses are decoded without special tokens"),
     "--sglang-server-concurrency": Field("rollout.concurrency", as_integer),
     "--sglang-quantization": Field("rollout.precision", _precision),
+    "--sglang-speculative-algorithm": Field("rollout.speculative.algorithm", _speculative),
+    "--sglang-speculative-draft-model-path": Field("rollout.speculative.model", as_path),
+    "--sglang-speculative-num-steps": Field("rollout.speculative.steps", as_integer),
+    "--sglang-speculative-eagle-topk": Field("rollout.speculative.topK", as_integer),
+    "--sglang-speculative-num-draft-tokens": Covered("steps x topK proposed tokens are verified"),
     "--sglang-kv-cache-dtype": Field("rollout.kvCacheDtype", as_text),
     "--partial-rollout": Field("rollout.partial.enabled", as_boolean),
     "--mask-offpolicy-in-partial-rollout": Field("rollout.partial.maskOffPolicy", as_boolean),

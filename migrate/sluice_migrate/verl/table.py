@@ -31,6 +31,10 @@ _VOLUME = Unsupported(
 )
 _PROFILE = Unsupported("debug.profile: [steps] records traces of these steps", unless=(None,))
 _TURNS = Unsupported("write turns and tools as a function: rollout.function")
+_MTP_TRAINING = Unsupported(
+    "sluice does not train multi-token prediction: engines use the layers of the checkpoint",
+    unless=(None, False),
+)
 _MODEL = Unsupported("sluice reads the model's code and shape from its directory")
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MEGATRON, _OPTIM = f"{_ACTOR}.megatron", f"{_ACTOR}.optim"
@@ -61,6 +65,13 @@ def _precision(value: Any) -> str:
     if value != "fp8":
         raise ValueError("rollout.precision is bf16, fp8, fp8_block or int8")
     return "fp8_block"
+
+
+def _mtp(value: Any) -> str:
+    """Convert to `rollout.speculative.algorithm`. Raises ValueError."""
+    if not as_boolean(value):
+        raise ValueError("speculative decoding is off: leave rollout.speculative out")
+    return "mtp"
 
 
 def _aggregation(value: Any) -> str:
@@ -104,6 +115,21 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "actor_rollout_ref.model.path": Field("model.path", as_path),
     "actor_rollout_ref.model.trust_remote_code": Field("model.trustRemoteCode", as_boolean),
     "actor_rollout_ref.model.use_remove_padding": ALWAYS,
+    "actor_rollout_ref.model.mtp.enable": Covered(
+        "mtp.enable_rollout selects speculative decoding"
+    ),
+    "actor_rollout_ref.model.mtp.enable_train": _MTP_TRAINING,
+    "actor_rollout_ref.model.mtp.enable_rollout": Field("rollout.speculative.algorithm", _mtp),
+    "actor_rollout_ref.model.mtp.speculative_num_steps": Field(
+        "rollout.speculative.steps", as_integer
+    ),
+    "actor_rollout_ref.model.mtp.speculative_eagle_topk": Field(
+        "rollout.speculative.topK", as_integer
+    ),
+    "actor_rollout_ref.model.mtp.speculative_num_draft_tokens": Covered(
+        "steps x topK proposed tokens are verified"
+    ),
+    "actor_rollout_ref.model.mtp.speculative_algorithm": Covered("the same as mtp.enable_rollout"),
     "actor_rollout_ref.model.custom_chat_template": Unsupported(
         "sluice uses the tokenizer's chat template", unless=(None,)
     ),

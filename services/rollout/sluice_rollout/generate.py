@@ -43,6 +43,8 @@ class GroupRequests:
     # Time at the engine, and tokens from it, of all answered requests.
     seconds: float = 0.0
     tokens: int = 0
+    # Passes in which the engine verified proposed tokens.
+    speculative_passes: int = 0
     # Images of the group's prompt, and those that running requests need (`holding`), by digest.
     images: dict[str, Image] = field(default_factory=dict)
     # Digests of images that were stored for this lease with PutImages, one request at a time.
@@ -261,9 +263,11 @@ class Generator:
                 metrics.REQUESTS.labels(finish).inc()
         metrics.PROMPT_TOKENS.inc(sample.length)
         metrics.GENERATED_TOKENS.inc(len(generation.tokens))
+        metrics.SPECULATIVE_PASSES.inc(generation.speculative_passes)
         requests = REQUESTS.get()
         requests.seconds += time.monotonic() - started
         requests.tokens += len(generation.tokens)
+        requests.speculative_passes += generation.speculative_passes
         return generation
 
     def _engine_answered(self) -> None:

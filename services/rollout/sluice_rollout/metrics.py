@@ -35,6 +35,11 @@ REQUEST_SECONDS = Histogram(
 GENERATED_TOKENS = Counter(
     "sluice_rollout_generated_tokens", "Tokens that the engine has generated."
 )
+SPECULATIVE_PASSES = Counter(
+    "sluice_rollout_speculative_passes",
+    "Passes in which the engine verified proposed tokens (rollout.speculative). Generated tokens "
+    "by passes are the acceptance length.",
+)
 PROMPT_TOKENS = Counter(
     "sluice_rollout_prompt_tokens",
     "Tokens of the prompts of requests, including those in the cache.",

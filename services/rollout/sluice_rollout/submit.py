@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from sluice.api import RLJobSpec
 from sluice.samples.sample import (
     ENGINE_LATENCY,
+    SPECULATED_TOKENS,
+    SPECULATIVE_PASSES,
     WORKER,
     WORKER_BUSY,
     WORKER_TAIL,
@@ -56,6 +58,11 @@ class Submitter:
         }
         if (latency := leased.requests.latency) is not None:
             group.samples[0].metadata[ENGINE_LATENCY] = round(latency, 6)
+        if passes := leased.requests.speculative_passes:
+            group.samples[0].metadata |= {
+                SPECULATED_TOKENS: leased.requests.tokens,
+                SPECULATIVE_PASSES: passes,
+            }
         # User code may have changed the prompt; the buffer gets it as it was leased.
         group.prompt = codec.prompt_from_message(leased.message.prompt)
         with tracing.span("submit"):

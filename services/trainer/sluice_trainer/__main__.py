@@ -128,10 +128,11 @@ def _build_policy(
 ) -> Backend:
     from sluice_trainer.backend_registry import backend_class
     from sluice_trainer.checkpoint.checkpoint_directory import Author
-    from sluice_trainer.model.families import check_precision
+    from sluice_trainer.model.families import check_precision, check_speculative
 
     spec = job.spec
     check_precision(spec, Path(spec.model.path))
+    check_speculative(spec, Path(spec.model.path))
     make_policy = backend_class(spec)  # imports for seconds, while colocated engines start
     if spec.trainer.colocate and rank == 0:
         # The other ranks wait for rank 0 before they touch a GPU.

@@ -56,6 +56,13 @@ SPECULATION = (
     RefusedArgument("speculative-config"),
     RefusedArgument("speculative-draft-model"),
     RefusedArgument("speculative-draft-model-path"),
+    RefusedArgument("speculative-eagle-topk"),
+    RefusedArgument("speculative-num-steps"),
+)
+# They accept proposed tokens more often than the policy would sample them.
+LOSSY_SPECULATION = (
+    RefusedArgument("speculative-accept-threshold-acc"),
+    RefusedArgument("speculative-accept-threshold-single"),
 )
 ADAPTERS = (
     RefusedArgument("enable-lora", "boolean"),
@@ -86,6 +93,7 @@ PARTS_OF_ENGINES = (
 )
 REFUSED = (
     *SPECULATION,
+    *LOSSY_SPECULATION,
     *ADAPTERS,
     *PRECISION,
     *CACHE_DTYPE,
@@ -176,7 +184,12 @@ def _refused(arguments: Sequence[RefusedArgument], engine_args: Mapping[str, Any
 ENGINE_ARGS = (
     _rule(
         SPECULATION,
-        "speculative decoding {} is not supported, because no update reaches a draft model: leave "
+        "speculative decoding {} also concerns updates, which must not change a draft model: set "
+        "rollout.speculative",
+    ),
+    _rule(
+        LOSSY_SPECULATION,
+        "proposed tokens that are accepted by a threshold {} are no samples of the policy: leave "
         "it out",
     ),
     _rule(
@@ -211,7 +224,7 @@ ENGINE_ARGS = (
 # Rules of a pool's spec.
 POOL_ENGINE_ARGS = (
     _pool_rule(
-        SPECULATION,
+        (*SPECULATION, *LOSSY_SPECULATION),
         "speculative decoding {} is not supported, because adapters do not reach a draft model: "
         "leave it out",
     ),

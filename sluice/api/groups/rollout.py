@@ -11,6 +11,7 @@ from sluice.api.groups.environment import RolloutEnvironment
 from sluice.api.groups.episode import EpisodeLimits, EpisodeSeat, OtherModel
 from sluice.api.groups.lifecycle import Topology
 from sluice.api.groups.resources import Resources
+from sluice.api.groups.speculative import Speculative
 from sluice.api.schema.base import (
     FreeForm,
     Model,
@@ -183,6 +184,11 @@ class Rollout(Model):
         "hold twice the tokens, without scales, so an update changes nothing in them. Need sglang "
         "or vllm on GPUs. algorithm.offPolicy.method is then tis by default.",
     )
+    speculative: Speculative | None = Field(
+        None,
+        description="Speculative decoding, which shortens the generation of few responses at a "
+        "time. Needs sglang. Default: off.",
+    )
     batch_size: PositiveInt = Field(32, description="Number of prompt groups of one training step.")
     samples_per_prompt: PositiveInt = Field(
         8, description="Number of responses to one prompt, the size of a group."
@@ -354,6 +360,12 @@ class Rollout(Model):
             "only SGLang has been shown to take quantized weights in updates: leave precision out, "
             "or choose engine sglang",
             "precision",
+        ),
+        only_with(
+            "speculative",
+            field("engine") == "sglang",
+            "only SGLang has been shown to sample from the policy and to return its log-probs "
+            "under speculative decoding: leave speculative out, or choose engine sglang",
         ),
         requires(
             field("kvCacheDtype") != "auto",

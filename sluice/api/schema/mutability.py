@@ -57,6 +57,7 @@ CONTINUED = (
     "rollout.engineArgs",
     "rollout.functionSeconds",
     "rollout.limits",
+    "rollout.speculative",
     "reward.timeoutSeconds",
     "reward.sandbox",
     "debug.dumpRollouts",

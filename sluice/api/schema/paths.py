@@ -14,14 +14,15 @@ from pydantic import Field
 from sluice.api.schema.annotations import MarkedField, annotated_fields, field_path, places
 from sluice.api.schema.base import Model
 
-# Target of a path: a checkpoint, an adapter, a tokenizer, prompt files, dumped rollouts, a Python
-# function; or a word of a command, which may name a file.
-PathKind = Literal["model", "adapter", "tokenizer", "data", "rollouts", "function", "word"]
+# Target of a path: a checkpoint, a draft model, an adapter, a tokenizer, prompt files, dumped
+# rollouts, a Python function; or a word of a command, which may name a file.
+PathKind = Literal["model", "draft", "adapter", "tokenizer", "data", "rollouts", "function", "word"]
 VolumeName = Literal["model", "data"]
 # Volume of the spec, spec.<name>.volume, to whose root a path is relative if the volume is set.
 # Functions and words of commands are never in a volume.
 VOLUMES: Mapping[PathKind, VolumeName] = {
     "model": "model",
+    "draft": "model",
     "adapter": "model",
     "tokenizer": "model",
     "data": "data",
@@ -40,6 +41,8 @@ class Mark:
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
 # Directory of a Hugging Face checkpoint.
 ModelPath = Annotated[_Path, Mark("model")]
+# Directory of a checkpoint that proposes tokens to engines.
+DraftPath = Annotated[_Path, Mark("draft")]
 # Directory of a PEFT adapter.
 AdapterPath = Annotated[_Path, Mark("adapter")]
 # Directory of a tokenizer.

@@ -57,7 +57,7 @@ class Client(HttpClient):
         super().__init__(url, request_seconds=request_seconds)
         self._probe: asyncio.Task[None] | None = None
         self._probed_since = 0.0
-        self.frozen = self._tells_experts = False
+        self.frozen = self._tells_experts = self._speculates = False
         self.info = ServerInfo(1, None)
         self._batcher: RequestBatcher | None = None
 
@@ -73,6 +73,7 @@ class Client(HttpClient):
         facts = await self.get("/server_info")
         self.info = server_info(facts)
         self._tells_experts = bool(facts.get("enable_return_routed_experts"))
+        self._speculates = bool(facts.get("speculative_algorithm"))
         self.frozen = await self._freeze()
         if await self.post(request_batching.PATH, []) == 200:
             self._batcher = RequestBatcher(self.session, self.url)
@@ -139,6 +140,11 @@ class Client(HttpClient):
     def body(
         self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], cache: str
     ) -> dict[str, Any]:
+        if self._speculates and sampling.get("min_p"):
+            raise PromptRefusedError(
+                "sampling: SGLang ignores min_p under speculative decoding: leave min_p or "
+                "rollout.speculative out"
+            )
         return {
             "rid": rid,
             "input_ids": input_ids,
@@ -212,6 +218,7 @@ def _generation(meta: dict[str, Any]) -> Generation:
         finish["type"],
         matched if isinstance(matched, str) else None,
         _experts(meta) if spans else None,
+        int(meta.get("spec_verify_ct") or 0),
     )
 
 

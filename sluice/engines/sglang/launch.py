@@ -70,6 +70,10 @@ _DETERMINISTIC_ARGS: dict[str, Any] = {
     # Without this the pass of a prompt is compiled, and compilers fuse functions.
     "disable-prefill-cuda-graph": True,
 }
+# Read by the plugin and the launch script: how the engine speculates.
+_SPECULATIVE = "SLUICE_SPECULATIVE"
+# SGLang's names of the algorithms of rollout.speculative.
+_ALGORITHMS = {"ngram": "NGRAM", "eagle3": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE"}
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 _CPU_ARGS: dict[str, Any] = {
     "device": "cpu",
@@ -115,6 +119,8 @@ class Launch:
         )
         if rollout.precision != "bf16":
             further[precision.VARIABLE] = rollout.precision
+        if rollout.speculative is not None:
+            further[_SPECULATIVE] = rollout.speculative.algorithm
         if rollout.gpus_per_replica:
             deterministic = {_DETERMINISTIC: "1"} if spec.trainer.deterministic else {}
             scheduling = {}
@@ -154,6 +160,7 @@ class Launch:
             args["enable-return-routed-experts"] = True
         if spec.data.images is not None:
             args |= image_args(on_cpu=rollout.gpus_per_replica == 0)
+        args |= _speculative_args(spec, place)
         if rollout.gpus_per_replica == 0:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:
@@ -242,6 +249,29 @@ def _scheduling(engine_args: Mapping[str, Any], concurrency: int) -> dict[str, s
     if _PREFILL_ARGS.isdisjoint(args):
         variables[_PREFILL_VARIABLE] = str(_PREFILL_PASSES)
     return variables
+
+
+def _speculative_args(spec: RLJobSpec, place: ServerPlacement) -> dict[str, Any]:
+    """Return the arguments of a server that verifies proposed tokens, if it does."""
+    rollout, speculative = spec.rollout, spec.rollout.speculative
+    if speculative is None:
+        return {}
+    args: dict[str, Any] = {
+        "speculative-algorithm": _ALGORITHMS[speculative.algorithm],
+        "speculative-num-draft-tokens": speculative.verified_tokens,
+        "max-running-requests": rollout.concurrency,  # by default 48 with speculative decoding
+    }
+    if speculative.algorithm == "ngram":
+        return args | {"speculative-ngram-max-bfs-breadth": speculative.top_k}
+    return args | {
+        "speculative-num-steps": speculative.steps,
+        "speculative-eagle-topk": speculative.top_k,
+        "speculative-draft-model-path": place.draft or place.model,
+        # By default as the model, which is not read from disk if the trainer sends it.
+        "speculative-draft-load-format": "auto",
+        # No update brings these weights again after the trainer has had the GPU's memory.
+        "enable-draft-weights-cpu-backup": spec.trainer.colocate and rollout.gpus_per_replica > 0,
+    }
 
 
 def _adapter_args(spec: RLJobSpec) -> dict[str, Any]:

@@ -90,6 +90,12 @@ _CURVES = (
         {"train/opd_reverse_kl": "reverse KL"},
     ),
     _Curves(
+        "Acceptance length",
+        "rollout.speculative: tokens of responses for each pass that verifies proposed ones. It "
+        "falls as the policy moves away from the draft; near 1 speculation costs time.",
+        {"rollout/spec_accept_length": "tokens"},
+    ),
+    _Curves(
         "Age of the samples",
         "Mean number of steps by which the oldest weights of a sample lag behind. Bounded by "
         "rollout.maxStaleness.",

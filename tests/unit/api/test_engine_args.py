@@ -29,8 +29,13 @@ def problems(arguments: dict[str, Any], *, rollout_only: bool = False) -> list[s
     [
         (
             {"speculativeAlgorithm": "EAGLE"},
-            "speculative decoding (speculativeAlgorithm) is not supported, because no update "
-            "reaches a draft model: leave it out",
+            "speculative decoding (speculativeAlgorithm) also concerns updates, which must not "
+            "change a draft model: set rollout.speculative",
+        ),
+        (
+            {"speculativeAcceptThresholdAcc": 0.9},
+            "proposed tokens that are accepted by a threshold (speculativeAcceptThresholdAcc) are "
+            "no samples of the policy: leave it out",
         ),
         (
             {"enable-lora": True},

@@ -11,7 +11,7 @@ import pytest
 
 from sluice.engines.http.client import version_number
 from sluice.engines.protocol import UNKNOWN_VERSION, EngineError, Generation, PromptRefusedError
-from sluice.engines.sglang.client import generation, refusal
+from sluice.engines.sglang.client import Client, generation, refusal
 from sluice.samples.sample import WeightSpan
 
 
@@ -31,6 +31,22 @@ def test_spans_of_an_answer_are_weight_versions() -> None:
     assert parsed == Generation(
         [0, 1, 2], [0.0, -1.0, -2.0], [WeightSpan(3, 0, 2), WeightSpan(5, 2, 3)], "stop", None
     )
+
+
+def test_passes_that_verify_tokens_are_counted() -> None:
+    spans = [{"version": "3", "start": 0, "end": 3}]
+    parsed = generation(answer(3, weight_versions=spans, spec_verify_ct=2))
+    assert parsed.speculative_passes == 2
+    assert generation(answer(3, weight_versions=spans)).speculative_passes == 0
+
+
+def test_an_engine_that_speculates_refuses_min_p() -> None:
+    client = Client("http://e")
+    client.body("r", [1], {"min_p": 0.1}, "")
+    client._speculates = True
+    client.body("r", [1], {"min_p": 0.0}, "")
+    with pytest.raises(PromptRefusedError, match="ignores min_p under speculative decoding"):
+        client.body("r", [1], {"min_p": 0.1}, "")
 
 
 @pytest.mark.parametrize(

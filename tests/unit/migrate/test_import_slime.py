@@ -69,6 +69,20 @@ from tests.unit.migrate.import_tools import check, slime, spec_of, unwrapped
                 }
             },
         ),
+        (
+            "--sglang-speculative-algorithm EAGLE --sglang-speculative-num-steps 2 "
+            "--sglang-speculative-eagle-topk 1 --sglang-speculative-num-draft-tokens 3",
+            {
+                "rollout": {
+                    "speculative": {"algorithm": "mtp", "steps": 2, "topK": 1},
+                    "engineArgs": None,
+                }
+            },
+        ),
+        (
+            "--sglang-speculative-algorithm EAGLE3 --sglang-speculative-draft-model-path /e",
+            {"rollout": {"speculative": {"algorithm": "eagle3", "model": "/e"}}},
+        ),
         ("--sglang-cuda-graph-bs 1 2", {"rollout": {"engineArgs": {"cuda-graph-bs": ["1", "2"]}}}),
         (
             "--sglang-max-running-requests 64",

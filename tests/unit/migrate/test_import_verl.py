@@ -315,6 +315,12 @@ def test_verls_teacher_is_translated(tmp_path: Path) -> None:
             "actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.quantization=fp8",
             {"rollout": {"precision": "fp8_block"}},
         ),
+        (
+            "actor_rollout_ref.rollout.name=sglang actor_rollout_ref.model.mtp.enable=True "
+            "actor_rollout_ref.model.mtp.enable_rollout=True "
+            "actor_rollout_ref.model.mtp.speculative_num_steps=2",
+            {"rollout": {"speculative": {"algorithm": "mtp", "steps": 2}}},
+        ),
         ("actor_rollout_ref.actor.strategy=megatron", {"trainer": {"backend": "megatron"}}),
         (
             "actor_rollout_ref.actor.fsdp_config.param_offload=True "

@@ -90,6 +90,44 @@ def test_a_user_may_have_weights_read() -> None:
     assert value(args, "--load-format") == "auto"
 
 
+def test_an_engine_reads_its_draft_model_from_the_volume() -> None:
+    speculative = {"algorithm": "draft", "model": "small", "steps": 4, "topK": 2}
+    rollout = {"speculative": speculative, "concurrency": 32}
+    job = make_job(model={"path": "m", "volume": {"emptyDir": {}}}, rollout=rollout)
+    args = engine_args(job)
+    expected = {
+        "algorithm": "STANDALONE",
+        "num-steps": "4",
+        "eagle-topk": "2",
+        "num-draft-tokens": "9",
+        "draft-model-path": "/sluice/model/small",
+        "draft-load-format": "auto",
+    }
+    for name, setting in expected.items():
+        assert value(args, f"--speculative-{name}") == setting
+    assert value(args, "--load-format") == "dummy", "the trainer sends the model, not the draft"
+    assert value(args, "--max-running-requests") == "32"
+    assert Launch().env(job.spec)["SLUICE_SPECULATIVE"] == "draft"
+
+
+def test_a_head_is_in_the_checkpoint_of_the_model() -> None:
+    args = engine_args(make_job(rollout={"speculative": {"algorithm": "mtp"}}))
+    assert value(args, "--speculative-draft-model-path") == value(args, "--model-path")
+    args = engine_args(make_job(rollout={"speculative": {"algorithm": "ngram", "topK": 2}}))
+    assert value(args, "--speculative-ngram-max-bfs-breadth") == "2"
+    assert value(args, "--speculative-num-draft-tokens") == "7"
+    assert "--speculative-draft-model-path" not in args
+
+
+def test_a_draft_is_kept_while_the_trainer_has_the_gpu() -> None:
+    rollout = {"gpusPerReplica": 1, "speculative": {"algorithm": "draft", "model": "small"}}
+    apart = engine_args(make_job(rollout=rollout, trainer={"steps": 1, "gpusPerNode": 1}))
+    trainer = {"steps": 1, "gpusPerNode": 1, "colocate": True}
+    shared = engine_args(make_job(rollout=rollout, trainer=trainer))
+    assert "--enable-draft-weights-cpu-backup" in shared
+    assert "--enable-draft-weights-cpu-backup" not in apart
+
+
 LORA = {"rank": 8, "alpha": 64}
 
 

@@ -164,6 +164,7 @@ def test_paths_in_the_resolved_manifest_are_those_of_the_pod() -> None:
         model={"path": "./qwen", "volume": VOLUME, "referencePath": "base/step-1"},
         data={"prompts": [{"path": "train.jsonl@[0:100]"}], "volume": VOLUME},
         evaluation={"datasets": [{"path": "/test.jsonl"}]},
+        rollout={"speculative": {"algorithm": "draft", "model": "small"}},
         algorithm={
             "estimator": "ppo",
             "critic": {"modelPath": "reward"},
@@ -175,6 +176,7 @@ def test_paths_in_the_resolved_manifest_are_those_of_the_pod() -> None:
     assert spec["model"]["referencePath"] == "/sluice/model/base/step-1"
     assert spec["algorithm"]["critic"]["modelPath"] == "/sluice/model/reward"
     assert spec["algorithm"]["distillation"]["teacher"]["path"] == "/sluice/model/large"
+    assert spec["rollout"]["speculative"]["model"] == "/sluice/model/small"
     assert spec["data"]["prompts"][0]["path"] == "/sluice/data/train.jsonl@[0:100]"
     assert spec["evaluation"]["datasets"][0]["path"] == "/sluice/data/test.jsonl"
 

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.api import RLJobSpec
 from sluice.runtime.pod_env import ConfigurationError
-from sluice_trainer.model.families import check_family
+from sluice_trainer.model.families import check_family, check_speculative
 from tests.vision_models import make_model
 
 
@@ -35,6 +35,31 @@ def spec(
 
 def test_a_vision_language_model_is_trained_with_images(model: Path) -> None:
     check_family(spec(model, images={}), model)
+
+
+def test_engines_find_what_they_propose_tokens_with(tmp_path: Path) -> None:
+    def speculative(**settings: Any) -> RLJobSpec:
+        other = spec(tmp_path).model_dump(by_alias=True, exclude_unset=True)
+        return RLJobSpec.model_validate(other | {"rollout": {"speculative": settings}})
+
+    shape = {"model_type": "qwen3", "num_hidden_layers": 2, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    index = tmp_path / "model.safetensors.index.json"
+    names = ["model.layers.1.mlp.up_proj.weight"]
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "f")}))
+    check_speculative(speculative(algorithm="ngram"), tmp_path)
+    with pytest.raises(ConfigurationError, match="no layers that predict further tokens"):
+        check_speculative(speculative(algorithm="mtp"), tmp_path)
+    for further in ("model.layers.2.eh_proj.weight", "mtp.fc.weight"):
+        index.write_text(json.dumps({"weight_map": dict.fromkeys([*names, further], "f")}))
+        check_speculative(speculative(algorithm="mtp"), tmp_path)
+    draft = tmp_path / "draft"
+    with pytest.raises(ConfigurationError, match="expected a Hugging Face checkpoint"):
+        check_speculative(speculative(algorithm="draft", model=str(draft)), tmp_path)
+    draft.mkdir()
+    (draft / "config.json").write_text('{"vocab_size": 9}')
+    with pytest.raises(ConfigurationError, match=r"has 9 tokens .*, expected the 8"):
+        check_speculative(speculative(algorithm="draft", model=str(draft)), tmp_path)
 
 
 def test_without_images_it_is_told_how_to_train_it(model: Path) -> None:

@@ -34,6 +34,15 @@ def test_turns_of_the_model_are_counted() -> None:
     assert metrics(SampleGroup(Prompt(0, "?"), [Sample(0)])) == {}
 
 
+def test_the_acceptance_length_is_that_of_all_groups() -> None:
+    groups = [
+        group(0, speculated_tokens=90, speculative_passes=30),
+        group(1, speculated_tokens=10, speculative_passes=10),
+        group(2),
+    ]
+    assert metrics(*groups) == {"rollout/spec_accept_length": 2.5}
+
+
 def test_metrics_show_how_busy_workers_were() -> None:
     busy = metrics(group(0, worker_busy=0.9), group(1, worker_busy=0.5), group(2))
     assert busy == {"rollout/worker_busy": pytest.approx(0.7)}

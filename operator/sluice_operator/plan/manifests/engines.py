@@ -21,7 +21,7 @@ from sluice_operator.plan.manifests.containers import (
     variables,
 )
 from sluice_operator.plan.manifests.resources import Container, of_spec
-from sluice_operator.plan.manifests.volume_paths import model_path
+from sluice_operator.plan.manifests.volume_paths import draft_path, model_path
 
 
 def rollout_containers(
@@ -141,6 +141,7 @@ def _place(job: RLJob, gang: Gang, attempt: int) -> ServerPlacement:
     head = f"{names.pod_name(job, 'rollout', gang.replica, attempt, 0)}.{names.engines_name(job)}"
     return ServerPlacement(
         model=model_path(job),
+        draft=draft_path(job),
         bind="$(SLUICE_BIND)",
         port="$(SLUICE_PORT_HTTP)",
         index="$(SLUICE_INDEX)",

@@ -33,6 +33,15 @@ def model_path(job: RLJob) -> str:
     return path_of_model(job.spec.model)
 
 
+def draft_path(job: RLJob) -> str | None:
+    """Return the path of a job's draft model in a pod."""
+    speculative = job.spec.rollout.speculative
+    if speculative is None or speculative.model is None:
+        return None
+    in_volume = job.spec.model.volume is not None
+    return _mounted(speculative.model, names.MODEL_DIR) if in_volume else speculative.model
+
+
 def path_of_model(model: ModelSource | PoolModel) -> str:
     """Return the path of a model in a pod."""
     return model.path if model.volume is None else _mounted(model.path, names.MODEL_DIR)

@@ -12,10 +12,25 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from sluice.samples.sample import ENGINE_LATENCY, WORKER, WORKER_BUSY, WORKER_TAIL, SampleGroup
+from sluice.samples.sample import (
+    ENGINE_LATENCY,
+    SPECULATED_TOKENS,
+    SPECULATIVE_PASSES,
+    WORKER,
+    WORKER_BUSY,
+    WORKER_TAIL,
+    SampleGroup,
+)
 from sluice.samples.turns import TURNS, turn_rewards
 
-_GROUP_KEYS = (WORKER, WORKER_BUSY, WORKER_TAIL, ENGINE_LATENCY)
+_GROUP_KEYS = (
+    WORKER,
+    WORKER_BUSY,
+    WORKER_TAIL,
+    ENGINE_LATENCY,
+    SPECULATED_TOKENS,
+    SPECULATIVE_PASSES,
+)
 
 
 @dataclass(slots=True)
@@ -76,9 +91,16 @@ class Provenance:
             **({"rollout/tail_time": max(tails)} if tails else {}),
             **(engine_metrics(workers) if workers else {}),
             **latency_metrics(latencies),
+            **self._acceptance(),
             **_mean_and_max("multi_turn/turns", self.turns),
             **_mean_and_max("multi_turn/branches", self.branches),
         }
+
+    def _acceptance(self) -> dict[str, float]:
+        """Return the acceptance length: tokens of responses for each pass that verifies some."""
+        passes = sum(self._recorded(SPECULATIVE_PASSES))
+        tokens = sum(self._recorded(SPECULATED_TOKENS))
+        return {"rollout/spec_accept_length": tokens / passes} if passes > 0 else {}
 
     def _recorded(self, name: str) -> list[Any]:
         return [group[name] for group in self.groups if name in group]

@@ -15,7 +15,7 @@ from sluice.engines.arguments import normalized
 from sluice.engines.plugin_common import precision
 from sluice.images.processor import VISION_FAMILIES, ImageProcessor
 from sluice.input_checks import shown
-from sluice.model_parts import tensor_names
+from sluice.model_parts import predicts_further_tokens, tensor_names
 from sluice_trainer.model.unsupported import UnsupportedModelError, check_not_quantized
 
 # Layers with a recurrent state whose adapters SGLang's kernels do not compute, by the beginning of
@@ -53,6 +53,8 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
         _check_adapted_layers(spec, config)
         check_not_quantized(config, directory)
     check_precision(spec, directory)
+    if directory == Path(spec.model.path):
+        check_speculative(spec, directory)
     if spec.trainer.backend == "megatron":
         from sluice_trainer.model.huggingface_config import read_shape
 
@@ -98,6 +100,44 @@ def check_precision(spec: RLJobSpec, directory: Path) -> None:
     names = tensor_names(directory)
     if reason := precision.unfit(rollout.precision, config, names, ranks, max(expert_ranks, 1)):
         raise UnsupportedModelError(f"{directory}: {reason}")
+
+
+def check_speculative(spec: RLJobSpec, directory: Path) -> None:
+    """Check that engines find what `rollout.speculative` proposes tokens with.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The checkpoint has no such layers, or the draft model has other tokens.
+
+    """
+    speculative = spec.rollout.speculative
+    if speculative is None:
+        return
+    config = json.loads((directory / "config.json").read_text())
+    if speculative.algorithm == "mtp" and not predicts_further_tokens(
+        config, tensor_names(directory)
+    ):
+        raise UnsupportedModelError(
+            f"{directory}: the checkpoint has no layers that predict further tokens, which "
+            "rollout.speculative.algorithm: mtp needs: choose another algorithm"
+        )
+    if speculative.algorithm != "draft" or speculative.model is None:
+        return
+    path = Path(speculative.model) / "config.json"
+    if not path.is_file():
+        raise UnsupportedModelError(
+            f"rollout.speculative.model: there is no {path}; expected a Hugging Face checkpoint"
+        )
+    draft = json.loads(path.read_text())
+    tokens, drafted = (
+        entry.get("text_config", entry).get("vocab_size") for entry in (config, draft)
+    )
+    if tokens != drafted:
+        raise UnsupportedModelError(
+            f"{speculative.model}: the draft model has {drafted} tokens (vocab_size), expected the "
+            f"{tokens} of {directory}: choose a draft with the same tokenizer"
+        )
 
 
 def _check_transformers(spec: RLJobSpec, path: Path) -> None:

@@ -106,6 +106,10 @@ GAUGES = {
     "rollout/response_len/mean": ("response_tokens", "Mean length of a response."),
     "rollout/response_len/max": ("response_tokens_max", "Length of the longest response."),
     "rollout/truncated_ratio": ("truncated_ratio", "Responses cut off at their limit."),
+    "rollout/spec_accept_length": (
+        "speculative_acceptance_length",
+        "Tokens of responses for each pass that verifies proposed ones.",
+    ),
     "rollout/failed_ratio": ("failed_ratio", "Samples that failed."),
     "rollout/policy_lag": ("policy_lag_versions", "Mean age of the samples' oldest tokens."),
     "train/train_rollout_logprob_abs_diff": (

@@ -208,6 +208,19 @@ def check_attention_backend(arguments: list[str]) -> None:
         )
 
 
+def check_speculation() -> None:
+    """End here if updates would change the draft model."""
+    sglang = importlib.util.find_spec("sglang")
+    if sglang is None or sglang.origin is None:
+        return
+    updates = Path(sglang.origin).parent / "srt/managers/scheduler_components/weight_updater.py"
+    if not updates.is_file() or "def _select_runners(" not in updates.read_text():
+        sys.exit(
+            "rollout.speculative needs SGLang 0.5.21 or later, in which updates can leave a draft "
+            "model as it is: take a later image, or leave rollout.speculative out"
+        )
+
+
 def serve() -> int:
     """Run SGLang's server and return its exit code."""
     try:
@@ -229,6 +242,8 @@ if __name__ == "__main__":
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", other_models(sys.argv))
     if os.environ.get("SLUICE_DETERMINISTIC"):
         check_attention_backend(sys.argv)
+    if os.environ.get("SLUICE_SPECULATIVE"):
+        check_speculation()
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         preforked_processes.begin(preforked_processes.parts(sys.argv))
     sys.argv += load_arguments(sys.argv) + image_arguments(sys.argv)

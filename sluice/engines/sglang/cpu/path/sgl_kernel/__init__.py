@@ -15,7 +15,33 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import mamba, quantized
+from . import mamba, quantized, speculative
+from .speculative import (
+    assign_draft_cache_locs_contiguous_cpu,
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    build_tree_kernel_efficient_cpu,
+    fill_accept_out_cache_loc_cpu,
+    fill_bonus_tokens_cpu,
+    top_k_renorm_prob,
+    top_p_renorm_prob,
+    tree_speculative_sampling_target_only,
+    verify_tree_greedy_cpu,
+)
+
+__all__ = [
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "top_k_renorm_prob",
+    "top_p_renorm_prob",
+    "tree_speculative_sampling_target_only",
+    "verify_tree_greedy_cpu",
+]
 
 # Operators that files of models bind when they are imported. SGLang imports the files of a whole
 # family for the images of one model, so each must be there.
@@ -117,6 +143,7 @@ for _module, _change in (
         _absorb_latent_attention,
     ),
     *quantized.CHANGES.items(),
+    *speculative.CHANGES.items(),
 ):
     sys.meta_path.insert(0, _AfterImport(_module, _change))
 
@@ -129,10 +156,3 @@ def _missing(name: str) -> Any:
 
 
 copy_all_layer_kv_cache_cpu = _missing("copy_all_layer_kv_cache_cpu")
-assign_req_to_token_pool_cpu = _missing("assign_req_to_token_pool_cpu")
-assign_extend_cache_locs_cpu = _missing("assign_extend_cache_locs_cpu")
-assign_draft_cache_locs_contiguous_cpu = _missing("assign_draft_cache_locs_contiguous_cpu")
-build_tree_kernel_efficient_cpu = _missing("build_tree_kernel_efficient_cpu")
-verify_tree_greedy_cpu = _missing("verify_tree_greedy_cpu")
-fill_accept_out_cache_loc_cpu = _missing("fill_accept_out_cache_loc_cpu")
-fill_bonus_tokens_cpu = _missing("fill_bonus_tokens_cpu")

@@ -10,7 +10,7 @@ from functools import cache
 
 
 def register() -> None:
-    from . import host_memory, loopback, prefill_batching, shutdown
+    from . import host_memory, loopback, prefill_batching, shutdown, speculation
     from .http import middlewares
     from .numerics import deterministic
     from .weights import (
@@ -22,6 +22,7 @@ def register() -> None:
         versions,
     )
 
+    speculation.register()
     quantized.register()
     stacked_experts.register()
     receive.register()
