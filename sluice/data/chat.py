@@ -35,7 +35,10 @@ class PromptError(Exception):
 
 
 def context_length(model_dir: Path) -> int:
-    """Return the context length in tokens that the model's config.json states."""
+    """Return the context length in tokens that the model's config.json states.
+
+    A multimodal model's is that of its language model.
+    """
     try:
         config = json.loads((model_dir / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -44,7 +47,12 @@ def context_length(model_dir: Path) -> int:
         raise ConfigurationError(
             f"spec.model.path: {model_dir}/config.json cannot be read: {error}"
         ) from error
-    return int(config.get("max_position_embeddings", DEFAULT_CONTEXT))
+    stated = (config, config.get("text_config")) if isinstance(config, dict) else ()
+    for part in stated:
+        length = part.get("max_position_embeddings") if isinstance(part, dict) else None
+        if isinstance(length, int) and length > 0:
+            return length
+    return DEFAULT_CONTEXT
 
 
 def leave_torch_out() -> None:

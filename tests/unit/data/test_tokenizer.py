@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice.data import chat
-from sluice.data.chat import load_tokenizer
+from sluice.data.chat import DEFAULT_CONTEXT, context_length, load_tokenizer
 from sluice.runtime.pod_env import ConfigurationError
 from tests.integration.engines import save_model
 
@@ -50,3 +51,20 @@ def test_a_process_without_torch_encodes_the_same(tmp_path: Path) -> None:
     )
     assert process.stdout.splitlines() == [str(ours), "False", "False"]
     assert process.stderr == "", "nobody is told that models cannot be had"
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        pytest.param({"max_position_embeddings": 4096}, 4096, id="text"),
+        pytest.param({"text_config": {"max_position_embeddings": 262144}}, 262144, id="multimodal"),
+        pytest.param({"text_config": None}, DEFAULT_CONTEXT, id="not stated"),
+        pytest.param({"max_position_embeddings": None}, DEFAULT_CONTEXT, id="null"),
+        pytest.param([], DEFAULT_CONTEXT, id="no object"),
+    ],
+)
+def test_the_context_is_that_of_the_language_model(
+    tmp_path: Path, config: object, tokens: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert context_length(tmp_path) == tokens
