@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 
-def _run(direction: str, *paths: Path, needs: Sequence[str] = ("torch", "megatron")) -> None:
+def _run(direction: str, *paths: Path | str, needs: Sequence[str] = ("torch", "megatron")) -> None:
     if any(importlib.util.find_spec(package) is None for package in needs):
         typer.echo(
             f"error: sluice convert {direction} needs {' and '.join(needs)}: install sluice's "
@@ -64,9 +64,11 @@ def hf_to_dist(
 @app.command()
 def dist_to_hf(
     checkpoint: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="A checkpoint, or a directory of checkpoints: the newest.", show_default=False
+            help="A checkpoint, or a directory of checkpoints: the newest. Or its URI in an "
+            "object store.",
+            show_default=False,
         ),
     ],
     target: Annotated[Path, typer.Argument(help="Directory to write.", show_default=False)],
@@ -87,8 +89,11 @@ def dist_to_hf(
 @app.command()
 def merge_adapter(
     adapter: Annotated[
-        Path,
-        typer.Argument(help="A PEFT adapter, or a checkpoint of trainer.lora.", show_default=False),
+        str,
+        typer.Argument(
+            help="A PEFT adapter, or a checkpoint of trainer.lora, or its URI in an object store.",
+            show_default=False,
+        ),
     ],
     target: Annotated[Path, typer.Argument(help="Directory to write.", show_default=False)],
     like: Annotated[
@@ -103,9 +108,10 @@ def merge_adapter(
 @app.command()
 def extract_adapter(
     checkpoint: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="A checkpoint of trainer.lora, or a directory of them (the newest).",
+            help="A checkpoint of trainer.lora, or a directory of them (the newest). Or its URI "
+            "in an object store.",
             show_default=False,
         ),
     ],

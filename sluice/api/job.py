@@ -436,6 +436,14 @@ class RLJobSpec(Model):
         return "nccl" if self.on_gpu else "gloo"
 
     @property
+    def separate_checkpoints(self) -> bool:
+        """True if checkpoints are in an object store, and no volume is shared by pods.
+
+        Weights that travel over the disk need a shared volume all the same.
+        """
+        return self.checkpoint.to is not None and self.transport(one_machine=False) != "disk"
+
+    @property
     def on_gpu(self) -> bool:
         return self.trainer.gpus_per_node > 0
 

@@ -515,6 +515,8 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"ephemeral": True}},
         "which the directory of a single pod",
     ),
+    ({"checkpoint": {"to": "/mnt/checkpoints"}}, "checkpoint.to"),
+    ({"checkpoint": {"to": "hf://org/name"}}, "checkpoint.to"),
     (
         {"weightSync": {"transport": "disk"}, "checkpoint": {"ephemeral": True}},
         "engines read the weights",
@@ -624,6 +626,8 @@ SENSIBLE: list[dict[str, Any]] = [
         "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}},
     },
     {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"volume": NFS}},
+    {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"to": "s3://bucket/a", **ONE_NODE}},
+    {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"to": "gs://b1/a", "ephemeral": True}},
     {"weightSync": {"transport": "gloo"}, "checkpoint": {"ephemeral": True}},
     {"weightSync": {"transport": "store", "store": STORE}, "checkpoint": {"ephemeral": True}},
     *(

@@ -22,6 +22,7 @@ from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
 from sluice_cli.exits import Exit
 from sluice_cli.run import containers as images
+from sluice_cli.run.checkpoint_store import check_store
 from sluice_cli.run.ending import finish, write_summary
 from sluice_cli.run.monitor import Monitor, ServiceSnapshot
 from sluice_cli.run.run_files import RunFiles
@@ -100,6 +101,7 @@ def run_local(
     if problem := footprint.shortage(job):
         raise ManifestError(problem)
     check_engine(job)
+    check_store(job)
     images.check(job, containers)
     directory = (run_dir or RUNS / job.metadata.name).resolve()
     with run_dir_errors(directory), locked(directory) as lock, pools.membership(job):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,11 +45,16 @@ def model_of(run: Path) -> list[str]:
 
 
 def _converted(directory: Path) -> Path:
-    newest = max((directory / CHECKPOINTS).glob("iter_*"), default=None)
-    if newest is None:
-        raise ManifestError(f"--from {directory}: the run has no model and no checkpoint yet")
     spec = _spec(directory / JOB)
-    target = newest.with_name(f"{EXPORTED}_{newest.name.removeprefix('iter_')}")
+    newest: Path | str | None = spec.get("checkpoint", {}).get("to")
+    if newest is not None:  # the conversion takes the newest in the store
+        target = directory / CHECKPOINTS / f"{EXPORTED}_newest"
+        shutil.rmtree(target, ignore_errors=True)
+    else:
+        newest = max((directory / CHECKPOINTS).glob("iter_*"), default=None)
+        if newest is None:
+            raise ManifestError(f"--from {directory}: the run has no model and no checkpoint yet")
+        target = newest.with_name(f"{EXPORTED}_{newest.name.removeprefix('iter_')}")
     # An earlier start may have converted this checkpoint.
     if not (target / "config.json").exists():
         # Conversion needs torch, which the command line does not import.

@@ -8,14 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sluice.runtime.pod_env import ConfigurationError
+from sluice.stores import StoreError, UriError
+from sluice.stores.uri import local_path
 from sluice_trainer.checkpoint import checkpoint_directory
+from sluice_trainer.checkpoint.checkpoint_directory import DamagedError
+from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore
 from sluice_trainer.lora.checkpoint import is_adapter
 from sluice_trainer.lora.merging import extract_adapter, merge_adapter
 from sluice_trainer.model.dequantize import dequantize
 from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
 from sluice_trainer.model.quantize import quantize
+
+_FROM_CHECKPOINTS = ("dist-to-hf", "extract-adapter", "merge-adapter")
 
 
 def main(arguments: list[str]) -> int:
@@ -30,7 +37,11 @@ def main(arguments: list[str]) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
 
     try:
-        if direction == "hf-to-dist":
+        if direction in _FROM_CHECKPOINTS:
+            with _on_disk(paths[0]) as checkpoint:
+                _from_checkpoint(direction, checkpoint, *map(Path, paths[1:]))
+            print(paths[-1])
+        elif direction == "hf-to-dist":
             print(_to_megatron(*map(Path, paths)))
         elif direction == "gguf-to-hf":
             source, target = map(Path, paths)
@@ -44,27 +55,40 @@ def main(arguments: list[str]) -> int:
             source, target = map(Path, paths)
             dequantize(source, target)
             print(target)
-        elif direction == "extract-adapter":
-            checkpoint, target = map(Path, paths)
-            extract_adapter(_adapter(checkpoint), target)
-            print(target)
-        elif direction == "merge-adapter":
-            adapter, like, target = map(Path, paths)
-            merge_adapter(_adapter(adapter), like, target)
-            print(target)
         else:
-            checkpoint, like, target = map(Path, paths)
-            if is_adapter(checkpoint_directory.latest_checkpoint(checkpoint)):
-                raise ConfigurationError(
-                    f"{checkpoint} holds an adapter: sluice convert merge-adapter adds it to its "
-                    "base, sluice convert extract-adapter copies it"
-                )
-            (_from_megatron if _is_megatrons(checkpoint) else _from_fsdp)(checkpoint, like, target)
-            print(target)
-    except ConfigurationError as error:
+            raise ValueError(f"unknown direction: {direction}")
+    except (ConfigurationError, StoreError, UriError, DamagedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _from_checkpoint(direction: str, checkpoint: Path, *paths: Path) -> None:
+    if direction == "extract-adapter":
+        extract_adapter(_adapter(checkpoint), *paths)
+    elif direction == "merge-adapter":
+        merge_adapter(_adapter(checkpoint), *paths)
+    else:
+        if is_adapter(checkpoint_directory.latest_checkpoint(checkpoint)):
+            raise ConfigurationError(
+                f"{checkpoint} holds an adapter: sluice convert merge-adapter adds it to its "
+                "base, sluice convert extract-adapter copies it"
+            )
+        (_from_megatron if _is_megatrons(checkpoint) else _from_fsdp)(checkpoint, *paths)
+
+
+@contextmanager
+def _on_disk(checkpoint: str) -> Iterator[Path]:
+    """Yield the directory of a checkpoint; of one in a store, with shards that stay there."""
+    store = CheckpointStore.of(checkpoint)
+    if store is None:
+        yield Path(local_path(checkpoint))
+        return
+    prefix, step = store.and_step()
+    with TemporaryDirectory() as directory:
+        if step is None and (step := prefix.latest()) is None:
+            raise ConfigurationError(f"{checkpoint} neither is nor holds a complete checkpoint")
+        yield prefix.fetch(step, Path(directory))
 
 
 def _adapter(path: Path) -> Path:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from sluice.api.schema.base import ClassName, Model, PositiveFloat, PositiveInt, Quantity, Unique
 from sluice.api.schema.kubernetes_fields import PodTemplate, VolumeSource
-from sluice.api.schema.rules import Rule, at_most_one_of, field, only_with, written
+from sluice.api.schema.rules import Rule, at_most_one_of, only_with, written
 
 
 class BufferStorage(Model):
@@ -85,18 +85,28 @@ def _one_node_only(checkpoint: Any) -> bool:
 CHECKPOINT_ACROSS_GROUPS = (
     Rule(
         written(
-            f"self.trainer.nodes == 1 || !({_HAS_MODES}) || 'ReadWriteMany' in {_MODES}",
-            lambda s: s.trainer.nodes == 1 or not _one_node_only(s.checkpoint),
+            "self.trainer.nodes == 1 || has(self.checkpoint.to) || "
+            f"!({_HAS_MODES}) || 'ReadWriteMany' in {_MODES}",
+            lambda s: (
+                s.trainer.nodes == 1
+                or s.checkpoint.to is not None
+                or not _one_node_only(s.checkpoint)
+            ),
         ),
         "trainer pods of several nodes write one checkpoint together: trainer.nodes > 1 needs "
-        "ReadWriteMany, and a storage class that has it",
+        "ReadWriteMany, and a storage class that has it; or write checkpoints to an object store "
+        "(checkpoint.to)",
         "checkpoint.storage.accessModes",
     ),
     only_with(
         "checkpoint.ephemeral",
-        field("trainer.nodes") == 1,
+        written(
+            "self.trainer.nodes == 1 || has(self.checkpoint.to)",
+            lambda s: s.trainer.nodes == 1 or s.checkpoint.to is not None,
+        ),
         "trainer pods of several nodes write one checkpoint together, which the directory of a "
-        "single pod cannot hold: with trainer.nodes > 1 leave ephemeral out",
+        "single pod cannot hold: with trainer.nodes > 1 leave ephemeral out, or write checkpoints "
+        "to an object store (checkpoint.to)",
     ),
     only_with(
         "checkpoint.ephemeral",
@@ -151,6 +161,20 @@ class Checkpoint(Model):
         description="Keep checkpoints, the final model and metrics only in the trainer's "
         "pod. They are lost with it, and the job fails if the trainer is lost after its "
         "first checkpoint.",
+    )
+    to: (
+        Annotated[
+            str,
+            Field(
+                pattern=r"^(s3|gs|az)://[A-Za-z0-9$][A-Za-z0-9._-]+(/[^/\s]+)*/?$", max_length=1024
+            ),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Prefix in an object store for checkpoints and the final model, such as "
+        "s3://bucket/runs/gsm8k; also gs:// and az://. One job at a time may use it. The claim or "
+        "volume then holds only metrics and samples, and is used by one pod of the trainer.",
     )
     every_steps: PositiveInt = Field(
         20, description="Number of steps between checkpoints. The last step is always saved."

@@ -58,6 +58,7 @@ def train(
     algorithm: dict[str, Any],
     trainer: dict[str, Any],
     checkpoints: str | None = None,
+    checkpoint: dict[str, Any] | None = None,
     save_at: int = 0,
     share: int = 50,
     dump: str | None = None,
@@ -73,7 +74,7 @@ def train(
         Directory of the model.
     steps
         Last step.
-    algorithm, trainer
+    algorithm, trainer, checkpoint
         Groups of the spec.
     checkpoints
         Directory of checkpoints.
@@ -94,7 +95,7 @@ def train(
     """
     if first_tokens:
         _on_gpus(first_tokens, full_after[int(os.environ.get("RANK", 0))])
-    spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer)
+    spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer, checkpoint=checkpoint or {})
     timeout = timedelta(seconds=tiny.TIMEOUT)
     policy = backend_class(spec)(spec, model_dir=Path(model), timeout=timeout)
     resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None

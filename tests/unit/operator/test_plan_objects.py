@@ -117,6 +117,11 @@ def test_the_claim_is_what_the_spec_wants_and_goes_with_the_job_where_it_says_so
         pytest.param({}, "ReadWriteOnce", id="one trainer pod"),
         pytest.param({"trainer": {"nodes": 2}}, "ReadWriteMany", id="trainer pods of two nodes"),
         pytest.param(
+            {"trainer": {"nodes": 2}, "checkpoint": {"to": "s3://bucket/demo"}},
+            "ReadWriteOnce",
+            id="checkpoints of two nodes in an object store",
+        ),
+        pytest.param(
             {"weightSync": {"transport": "disk"}},
             "ReadWriteMany",
             id="engines of any node read weights",

@@ -213,11 +213,32 @@ def test_an_ephemeral_jobs_files_go_with_its_pod() -> None:
 
 
 @pytest.mark.parametrize(
+    ("checkpoint", "run", "path"),
+    [
+        ({}, {"persistentVolumeClaim": {"claimName": "demo-checkpoint-1234"}}, None),
+        ({"volume": CLAIM}, CLAIM, "demo/run"),
+        ({"ephemeral": True}, {"emptyDir": {}}, None),
+    ],
+    ids=["claim", "volume", "ephemeral"],
+)
+def test_with_an_object_store_only_the_first_pod_of_the_trainer_has_the_claim(
+    checkpoint: dict[str, Any], run: dict[str, Any], path: str | None
+) -> None:
+    spec = {"checkpoint": {"to": "s3://bucket/demo", **checkpoint}, "trainer": {"nodes": 2}}
+    first, second = (render(make_job(**spec), "trainer", index) for index in (0, 1))
+    assert place(first, "trainer", "/sluice/run") == (run, path)
+    assert place(second, "trainer", "/sluice/run") == ({"emptyDir": {}}, path)
+    for rendered in (first, second):
+        assert place(rendered, "trainer", "/sluice/checkpoint") == ({"emptyDir": {}}, None)
+
+
+@pytest.mark.parametrize(
     ("spec", "shared"),
     [
         ({}, False),
         ({"weightSync": {"transport": "disk"}}, True),
         ({"weightSync": {"transport": "disk"}, "checkpoint": {"volume": CLAIM}}, True),
+        ({"weightSync": {"transport": "disk"}, "checkpoint": {"to": "s3://bucket/demo"}}, True),
         ({"trainer": {"colocate": True}, "rollout": {"gpusPerReplica": 1}}, True),
         (
             {

@@ -162,7 +162,8 @@ def checkpoint_claim(job: RLJob, storage: CheckpointStorage) -> KubeObject:
 def _access_modes(job: RLJob) -> list[str]:
     # ReadWriteMany if pods that may be on different nodes use the claim.
     apart = job.spec.transport(one_machine=False) == "disk" and not resource_claims.shared(job)
-    return ["ReadWriteMany" if job.spec.trainer.nodes > 1 or apart else "ReadWriteOnce"]
+    together = job.spec.trainer.nodes > 1 and not job.spec.separate_checkpoints
+    return ["ReadWriteMany" if together or apart else "ReadWriteOnce"]
 
 
 def _claim(

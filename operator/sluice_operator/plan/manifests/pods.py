@@ -143,7 +143,7 @@ def pod(
                 with_credentials(job, manifest) | probes(job, manifest["name"])
                 for manifest in _containers(job, gang, attempt, index, common, images, pool)
             ],
-            "volumes": volumes.volumes(job, gang.role),
+            "volumes": volumes.volumes(job, gang.role, index),
         },
     }
     spec = merged["spec"]
@@ -235,7 +235,7 @@ def _containers(
     token = secret_variable(names.token_name(job)) + _tls_env(job)
     if gang.role == "rollout":
         return rollout_containers(job, gang, attempt, index, common, token, images, pool)
-    mounts = volumes.mounts(job, gang.role) + volumes.tls_mount(job)
+    mounts = volumes.mounts(job, gang.role, index) + volumes.tls_mount(job)
     if gang.role == "trainer":
         resources = merge(resource_claims.gpus(job, gang), of_spec(job.spec.trainer.resources))
         env = common + token + pool_credential(job)

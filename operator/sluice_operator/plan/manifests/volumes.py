@@ -3,7 +3,8 @@
 The run directory holds metrics and samples, and the checkpoints in a subdirectory. It is on a claim
 that the operator makes (on a laptop: in the directory of `sluice run`), or in the pod with
 `checkpoint.ephemeral`. A volume that the spec names may be shared by jobs, so each job has its
-directories there.
+directories there. With `checkpoint.to` checkpoints are in an object store: the pods of the trainer
+share no volume, and only the first one, which writes the run directory, has the claim.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ SHARED_MEMORY: dict[str, Any] = {"emptyDir": {"medium": "Memory"}}
 _SERVERS = ("buffer", "rendezvous")
 
 
-def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
-    entries = entries_of(_sources(job, role))
+def volumes(job: RLJob, role: str, index: int = 0) -> list[dict[str, Any]]:
+    """Return the volumes of a role's pod. index: its number in its gang."""
+    entries = entries_of(_sources(job, role, index))
     if _has_engine(job, role) and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
         entries.append({"name": plugin.name, "emptyDir": {}})
     return [*entries, _tls(job, role)] if job.spec.tls.enabled else entries
 
 
-def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
-    sources = _sources(job, role)
+def mounts(job: RLJob, role: str, index: int = 0) -> list[dict[str, Any]]:
+    """Return the mounts of a role's container. index: the number of its pod in its gang."""
+    sources = _sources(job, role, index)
     return [
         {"name": holder(sources, name)} | mount
         for name in sources
@@ -67,7 +70,7 @@ def _tls(job: RLJob, role: str) -> dict[str, Any]:
     return {"name": "tls", "secret": {"secretName": names.tls_name(job), "items": items}}
 
 
-def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
+def _sources(job: RLJob, role: str, index: int = 0) -> dict[str, dict[str, Any]]:
     """Return the source of each volume, by name."""
     sources: dict[str, dict[str, Any]] = {"config": {"configMap": {"name": names.config_name(job)}}}
     if role == "rendezvous":
@@ -89,7 +92,7 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     # If weights travel over the disk, the trainer writes them to the run directory, and engines
     # read them at the same path.
     if role == "trainer" or job.spec.transport(one_machine=False) == "disk":
-        sources |= _run_sources(job, role)
+        sources |= _run_sources(job, role, index)
     return sources
 
 
@@ -97,8 +100,12 @@ def _has_engine(job: RLJob, role: str) -> bool:
     return role == "rollout" and not job.spec.uses_pool
 
 
-def _run_sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
+def _run_sources(job: RLJob, role: str, index: int) -> dict[str, dict[str, Any]]:
     volume = job.spec.checkpoint.volume
+    if job.spec.separate_checkpoints:
+        claim = {"persistentVolumeClaim": {"claimName": names.checkpoint_name(job)}}
+        kept = volume or ({"emptyDir": {}} if job.spec.checkpoint.ephemeral else claim)
+        return {"run": kept if index == 0 else {"emptyDir": {}}, "checkpoint": {"emptyDir": {}}}
     if volume is not None:
         return {"checkpoint": volume} | ({"run": volume} if role == "trainer" else {})
     if job.spec.checkpoint.ephemeral:
@@ -162,6 +169,11 @@ def _mounts(job: RLJob, role: str, name: str) -> list[dict[str, Any]]:
 
 def _run_mounts(job: RLJob, role: str, name: str) -> list[dict[str, Any]]:
     job_name = job.metadata.name
+    if job.spec.separate_checkpoints:
+        if name == "checkpoint":
+            return [{"mountPath": names.CHECKPOINT_DIR}]
+        place = {"subPath": f"{job_name}/run"} if job.spec.checkpoint.volume else {}
+        return [{"mountPath": names.RUN_DIR} | place]
     if job.spec.checkpoint.volume is not None:
         checkpoint = {"mountPath": names.CHECKPOINT_DIR, "subPath": job_name}
         return [

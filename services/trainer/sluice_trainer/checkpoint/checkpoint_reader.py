@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint._traverse import set_element
@@ -20,6 +20,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
+
+from sluice_trainer.checkpoint.checkpoint_store import read_range, shard_source
+
+# torch's own, which `adaptations` replaces in torch's reader.
+_of_file = FileSystemReader._slice_file
 
 _CLASSES = frozenset(
     {
@@ -112,7 +117,17 @@ def read_table(file: io.IOBase, path: Path) -> Metadata:
 
 
 class CheckpointReader(FileSystemReader):
-    """torch's reader with a safe unpickler for the table of contents."""
+    """torch's reader with a safe unpickler for the table of contents.
+
+    It reads shards of a store in ranges.
+    """
+
+    def _slice_file(self, file: Any, sinfo: Any) -> IO[bytes]:
+        source = shard_source(Path(self.path))
+        if source is None:
+            return _of_file(self, file, sinfo)
+        # Many small reads of the tensor's archive are one request.
+        return io.BytesIO(read_range(source / sinfo.relative_path, sinfo.offset, sinfo.length))
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the table of contents. Raises UnsafeCheckpointError."""

@@ -7,6 +7,9 @@
 2. Each rank writes its files, in a thread in the background mode.
 3. All ranks complete and commit the checkpoint together. Until then it is not visible.
 
+With a `CheckpointStore` each rank sends its shards to the store while it writes them. Other files
+are small. They are written to a temporary directory of the rank first.
+
 A critic's checkpoint is a second one in the subdirectory `critic/`; a commit covers both.
 """
 
@@ -23,6 +26,7 @@ from typing import Protocol
 
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
+from sluice.stores import StoreError, Uri
 from sluice_trainer.checkpoint.checkpoint_directory import (
     Author,
     DamagedError,
@@ -36,6 +40,7 @@ from sluice_trainer.checkpoint.checkpoint_directory import (
     temporary_of,
     verify,
 )
+from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore, ShardUpload
 from sluice_trainer.distributed.ranks import Ranks
 
 
@@ -52,11 +57,14 @@ class CheckpointPart(Protocol):
     def copy(self) -> None:
         """Copy the content, so that training may change the original."""
 
-    def write(self) -> None:
-        """Write this rank's files. It makes no collective calls, so it may run in a thread."""
+    def write(self, upload: ShardUpload | None = None) -> None:
+        """Write this rank's files. It makes no collective calls, so it may run in a thread.
+
+        upload: sends shards to a store; None: they are written to the directory.
+        """
 
     def files(self) -> list[Path]:
-        """Return the files that this rank writes."""
+        """Return the files that this rank writes to the directory."""
 
     def complete(self) -> None:
         """Write metadata that is known once all ranks have written. Collective."""
@@ -93,6 +101,7 @@ class CheckpointWriter:
         *,
         ranks: Ranks,
         author: Author,
+        store: CheckpointStore | None = None,
         in_background: bool = False,
         messages: AbstractContextManager[list[str]] | None = None,
     ) -> None:
@@ -101,7 +110,8 @@ class CheckpointWriter:
         Parameters
         ----------
         directory
-            Directory of checkpoints, shared by all nodes and claimed by `author`.
+            Directory of checkpoints, shared by all nodes and claimed by `author`. With a `store` it
+            holds temporary files, and need not be shared.
         step
             Number of the checkpoint. A step that is saved already is left as it is.
         parts
@@ -111,6 +121,8 @@ class CheckpointWriter:
             All ranks of the trainer.
         author
             The attempt that writes.
+        store
+            Store that gets the checkpoint, claimed by `author`; None: the directory gets it.
         in_background
             Copy all content now and write it in a thread; otherwise write it before returning.
         messages
@@ -121,22 +133,44 @@ class CheckpointWriter:
         self._ranks, self._author = ranks, author
         self._final = path_of(directory, step)
         self._temporary = temporary_of(self._final, author)
+        self._store, self._upload = store, None
+        if store is not None:
+            self._temporary = self._temporary.with_suffix(f".rank{ranks.rank}.tmp")
+            self._upload = ShardUpload(store, step, self._temporary)
+        # A private directory belongs to its rank, a shared one to rank 0.
+        self._owns_temporary = store is not None or ranks.rank == 0
+        self._problem = ""
+        self._messages: list[str] = []
         self._records: dict[str, Record] = {}
         self._parts: list[CheckpointPart] = []
         self._thread: threading.Thread | None = None
         self._cleanup = ExitStack()
-        self.needed = not ranks.broadcast(self._final.exists())
+        with self._failing():
+            self.needed = not self._is_saved()
         if not self.needed:
             return
         self._messages = self._cleanup.enter_context(messages or nullcontext([]))
         with self._failing():
             self._begin(parts, in_background)
 
+    def _is_saved(self) -> bool:
+        """Return whether rank 0 finds the checkpoint. Collective."""
+        saved, problem = False, ""
+        try:
+            if self._ranks.rank == 0:
+                saved = self.step in self._store.steps() if self._store else self._final.exists()
+        except StoreError as error:
+            problem = str(error)
+        saved, problem = self._ranks.broadcast((saved, problem))
+        if problem:
+            raise CheckpointError(problem)
+        return saved
+
     def _begin(self, parts: Mapping[str, CollectPart], in_background: bool) -> None:
-        if self._ranks.rank == 0:
+        if self._owns_temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
             for name in parts:
-                (self._temporary / name).mkdir()
+                (self._temporary / name).mkdir(parents=True)
         self._ranks.gather(None)  # wait until rank 0 has created the directories
         for name, collect in parts.items():
             part = collect(self._temporary / name)
@@ -155,6 +189,12 @@ class CheckpointWriter:
 
         A file that could not be written fails later, in `complete`.
         """
+        if self._upload is not None:
+            try:
+                self._send(self._upload)
+            except (StoreError, OSError) as error:
+                self._problem = str(error)
+            return
         for part in self._parts:
             part.write()
             paths = [path for path in part.files() if path.exists()]
@@ -162,6 +202,14 @@ class CheckpointWriter:
                 records = pool.map(record_of, paths)
             names = [path.relative_to(self._temporary).as_posix() for path in paths]
             self._records |= dict(zip(names, records, strict=True))
+
+    def _send(self, upload: ShardUpload) -> None:
+        for part in self._parts:
+            part.write(upload)
+            for path in part.files():
+                if path.exists():
+                    upload.upload(path)
+                    path.unlink()
 
     def ready(self) -> bool:
         """Return True once all ranks have written their files. Collective."""
@@ -183,20 +231,52 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
         with self._failing(), self._cleanup:
+            self._raise_any(self._problem)
             for part in self._parts:
                 part.complete()
             records: dict[str, Record] = {}
-            for of_rank in self._ranks.gather(self._records):
+            own = self._upload.records if self._upload else self._records
+            for of_rank in self._ranks.gather(own):
                 records |= of_rank
-            if self._ranks.rank == 0:
+            problem = ""
+            if self._ranks.rank == 0 and self._store and self._upload:
+                problem = self._publish(self._store, self._upload, records)
+            elif self._ranks.rank == 0:
                 commit(self._temporary, self._final, self._author, records)
-            self._ranks.gather(None)  # wait until the checkpoint is committed
+            self._raise_any(problem)  # waits until the checkpoint is committed
+            if self._store:
+                shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _publish(
+        self, store: CheckpointStore, upload: ShardUpload, records: Mapping[str, Record]
+    ) -> str:
+        """Send what completing has written, then the manifest. Return what went wrong."""
+        try:
+            for path in sorted(self._temporary.rglob("*")):
+                if path.is_file():
+                    upload.upload(path)
+            store.publish(self.step, {**records, **upload.records})
+        except (StoreError, DamagedError, SupersededError, OSError) as error:
+            return str(error)
+        return ""
+
+    def _raise_any(self, problem: str) -> None:
+        """Raise the first problem of any rank on all ranks. Collective."""
+        if problem := next(filter(None, self._ranks.gather(problem)), ""):
+            raise CheckpointError(problem)
+
+    @property
+    def _name(self) -> Path | Uri:
+        return self._store.uri_of(self.step) if self._store else self._final
 
     def _superseded(self) -> str:
         """Return a message if a newer attempt owns the directory: it explains any other error."""
         try:
-            check_claim(self._final.parent, self._author)
-        except SupersededError as error:
+            if self._store:
+                self._store.check_claim()
+            else:
+                check_claim(self._final.parent, self._author)
+        except (SupersededError, StoreError) as error:
             return str(error)
         return ""
 
@@ -207,11 +287,14 @@ class CheckpointWriter:
             yield
         except (Exception, CheckpointException) as error:
             self._cleanup.close()
-            if self._ranks.rank == 0:
+            if self._owns_temporary:
                 shutil.rmtree(self._temporary, ignore_errors=True)
-            messages = [repr(error), *self._messages]
-            reason = self._superseded() or _reason(messages, self._final.parent)
-            text = f"checkpoint {self._final} could not be written: {reason}"
+            if isinstance(error, CheckpointError) and self._store:
+                reason = str(error)
+            else:
+                messages = [repr(error), *self._messages]
+                reason = self._superseded() or _reason(messages, self._final.parent)
+            text = f"checkpoint {self._name} could not be written: {reason}"
             raise CheckpointError(text) from error
 
 

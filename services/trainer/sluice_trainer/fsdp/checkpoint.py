@@ -7,7 +7,9 @@ continue in a thread. Tensors have transformers' names.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Hashable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.storage import WriteResult
 
 from sluice_trainer.checkpoint.checkpoint_reader import CheckpointPlanner, CheckpointReader, reason
+from sluice_trainer.checkpoint.checkpoint_store import ShardUpload, retried
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
@@ -75,13 +78,22 @@ class ShardedPart:
     def copy(self) -> None:
         self._planner.copy(self._plan, self._staging)
 
-    def write(self) -> None:
+    def write(self, upload: ShardUpload | None = None) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)  # a new thread starts on the first GPU
+        if upload is not None:
+            self._outcome = retried(partial(self._sent, upload))
+            return
         try:
             self._outcome = self._writer.write_data(self._plan, self._planner).wait()
         except (Exception, CheckpointException) as error:  # raised by `complete` on all ranks
             self._outcome = repr(error)
+
+    def _sent(self, upload: ShardUpload) -> list[WriteResult]:
+        """Send this rank's file to a store."""
+        writer = FileSystemWriter(self._directory, sync_files=False)
+        writer.fs = _Uploads(upload)
+        return writer.write_data(self._plan, self._planner).wait()
 
     def files(self) -> list[Path]:
         prefix = self._plan.storage_data.prefix
@@ -100,6 +112,16 @@ class ShardedPart:
                 problem = repr(error)
         if problem := self._ranks.broadcast(problem):
             raise CheckpointError(problem)
+
+
+class _Uploads(FileSystem):
+    """torch's file system, whose files are sent to a store."""
+
+    def __init__(self, upload: ShardUpload) -> None:
+        self._upload = upload
+
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Any:
+        return self._upload.writing(Path(path))
 
 
 class _Planner(DefaultSavePlanner):

@@ -14,6 +14,7 @@ from sluice.api import RLJobSpec
 from sluice.telemetry import logs
 from sluice_trainer.backend import Weights
 from sluice_trainer.checkpoint.checkpoint_directory import path_of
+from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore
 from sluice_trainer.clients.buffer_client import BufferClient
 from sluice_trainer.telemetry import metrics
 
@@ -80,4 +81,12 @@ class CheckpointSchedule:
         if durable is not None and self.rank == 0:
             self.buffer.commit_checkpoint(durable)
             seconds = time.perf_counter() - self._began
-            metrics.record_checkpoint(durable, seconds, path_of(self.directory, durable))
+            metrics.record_checkpoint(durable, seconds, self._size(durable))
+
+    def _size(self, step: int) -> int:
+        """Return the bytes of a checkpoint."""
+        store = CheckpointStore.of(self.spec.checkpoint.to)
+        if store is not None:
+            return store.size(step)
+        files = path_of(self.directory, step).rglob("*")
+        return sum(file.stat().st_size for file in files if file.is_file())

@@ -33,6 +33,7 @@ from sluice.samples.sample import SampleGroup
 from sluice.telemetry import logs, tracing
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.backend import Weights
+from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore
 from sluice_trainer.clients.background import Stopped
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.loop.action import Action
@@ -307,6 +308,10 @@ class Loop:
             self.policy.export_hf(directory / "hf")
         if lora is not None and lora.export != "merged":
             self.policy.export_adapter(directory / "adapter")
+        store = CheckpointStore.of(self.spec.checkpoint.to)
+        if store is not None and self.ranks.rank == 0:
+            for name in ("hf", "adapter"):
+                store.put_model(directory / name, name)
 
     def _set_waiting(self) -> None:
         self._set_state("waiting" if self.started else "starting")

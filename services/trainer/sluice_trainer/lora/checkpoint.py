@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sluice_trainer.checkpoint.checkpoint_store import ShardUpload
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.lora.files import (
@@ -85,7 +86,7 @@ class AdapterPart:
     def copy(self) -> None:
         """Do nothing: the copy is made when the part is collected."""
 
-    def write(self) -> None:
+    def write(self, upload: ShardUpload | None = None) -> None:
         if self._state is None:
             return
         try:

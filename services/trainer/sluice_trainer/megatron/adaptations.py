@@ -43,8 +43,10 @@ def _bring_back(output: Tensor, computed_again: Tensor) -> None:
 megatron_random._get_share_storage = lambda: _bring_back
 
 
-# Megatron creates torch's reader and planner itself; these methods make them safe.
+# Megatron creates torch's reader and planner itself; these methods make them safe, and read from
+# stores.
 FileSystemReader.read_metadata = CheckpointReader.read_metadata  # type: ignore[method-assign,assignment]
+FileSystemReader._slice_file = CheckpointReader._slice_file  # type: ignore[method-assign,assignment]
 DefaultLoadPlanner.load_bytes = CheckpointPlanner.load_bytes  # type: ignore[method-assign,assignment]
 
 

@@ -9,9 +9,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +22,8 @@ from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING, StackName
+from sluice.stores import StoreError
+from sluice.telemetry import logs
 from sluice_trainer.algorithms import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
@@ -42,11 +46,13 @@ from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion
 from sluice_trainer.checkpoint.checkpoint_directory import (
     Author,
+    DamagedError,
     claim,
     latest_step,
     path_of,
     prune,
 )
+from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore
 from sluice_trainer.checkpoint.checkpoint_writer import (
     CheckpointError,
     CheckpointWriter,
@@ -81,6 +87,15 @@ if TYPE_CHECKING:
 _LARGEST_LOG = 700.0
 
 
+@contextmanager
+def _checkpoint_errors() -> Iterator[None]:
+    """Raise errors of a store as CheckpointError, which ends the trainer with one sentence."""
+    try:
+        yield
+    except (StoreError, DamagedError) as error:
+        raise CheckpointError(str(error)) from error
+
+
 class LearningPolicy(ABC):
     """A `Backend`: a model that scores sequences and learns from them. One per process.
 
@@ -109,6 +124,7 @@ class LearningPolicy(ABC):
         self.step = 0
         self.kl_coef = spec.algorithm.kl.coef
         self._author = author or Author()
+        self._store = CheckpointStore.of(spec.checkpoint.to, self._author)
         self._claimed: set[Path] = set()
         self._writing: CheckpointWriter | None = None
         self._removals = BackgroundDeletion()
@@ -359,6 +375,7 @@ class LearningPolicy(ABC):
             self._collectors(self._state()),
             ranks=self.ranks,
             author=self._author,
+            store=self._store,
             in_background=background,
             messages=self._writer_messages(),
         )
@@ -376,15 +393,39 @@ class LearningPolicy(ABC):
         self._writing = None
         writing.complete()
         if self.ranks.rank == 0:
-            prune(directory, self.spec.checkpoint.keep, self._author, self._removals.add)
+            self._prune(directory)
         return writing.step
+
+    def _prune(self, directory: Path) -> None:
+        keep = self.spec.checkpoint.keep
+        if self._store is None:
+            prune(directory, keep, self._author, self._removals.add)
+            return
+        try:
+            for step in self._store.prune(keep):
+                name = str(self._store.uri_of(step))
+                self._removals.submit(partial(self._store.delete, step), name)
+        except StoreError as error:  # the new checkpoint is durable all the same
+            logs.get().warning(f"old checkpoints were not deleted: {error}")
 
     def load_latest(self, directory: Path) -> int | None:
         self._claim(directory)
-        # Rank 0 decides, because a shared file system may show other ranks an older directory.
-        step = self.ranks.broadcast(latest_step(directory))
+        if self._store is None:
+            # Rank 0 decides: a shared file system may show other ranks an older directory.
+            step = self.ranks.broadcast(latest_step(directory))
+            return step if step is None else self._load_step(directory, step)
+        with _checkpoint_errors():
+            step = self._store.latest() if self.ranks.rank == 0 else None
+        step = self.ranks.broadcast(step)
         if step is None:
             return None
+        # Each rank fetches the small files; it reads of the shards what it needs.
+        with TemporaryDirectory(dir=directory) as fetched:
+            with _checkpoint_errors():
+                self._store.fetch(step, Path(fetched))
+            return self._load_step(Path(fetched), step)
+
+    def _load_step(self, directory: Path, step: int) -> int:
         trains_adapter = self._adapter is not None
         problem = kind_problem(path_of(directory, step), adapter=trains_adapter)
         if problem := self.ranks.broadcast(problem):
@@ -401,6 +442,11 @@ class LearningPolicy(ABC):
         """Claim the directory once: an attempt that has lost it must not take it back."""
         if self.ranks.rank == 0 and directory not in self._claimed:
             claim(directory, self._author)
+            if self._store is not None:
+                with _checkpoint_errors():
+                    self._store.claim()
+        if self._store is not None:  # the nodes need not share it
+            directory.mkdir(parents=True, exist_ok=True)
         self._claimed.add(directory)
 
     def export_adapter(self, directory: Path) -> None:

@@ -6,7 +6,6 @@ Records have slime's names (`rollout/raw_reward`); Prometheus names have a role 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -204,8 +203,8 @@ def count_samples(sequences: Sequence[pb.Sequence]) -> None:
         SAMPLES.labels(outcomes.get(sequence.status, "completed")).inc()
 
 
-def record_checkpoint(step: int, seconds: float, directory: Path) -> None:
-    """Export a checkpoint that has become durable; `directory` is that checkpoint's."""
+def record_checkpoint(step: int, seconds: float, size: int) -> None:
+    """Export a checkpoint of `size` bytes that has become durable."""
     CHECKPOINT_STEP.set(step)
     CHECKPOINT_SECONDS.observe(seconds, {"step": str(step)})
-    CHECKPOINT_BYTES.set(sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()))
+    CHECKPOINT_BYTES.set(size)

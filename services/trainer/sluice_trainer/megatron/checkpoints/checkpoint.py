@@ -6,6 +6,7 @@ It can be loaded in any parallel layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.checkpoint.storage import WriteResult
 
 from sluice_trainer.checkpoint.checkpoint_reader import CheckpointReader, reason
+from sluice_trainer.checkpoint.checkpoint_store import ShardUpload, retried
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError, CollectPart, verified
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
@@ -46,7 +51,7 @@ class MegatronPart:
 
     def __init__(self, request: Any, staging: Staging) -> None:
         self._request, self._staging = request, staging
-        self._copied: Callable[[], None] | None = None
+        self._copied: list[Any] | None = None
 
     def reserve(self) -> None:
         self._staging.reserve(
@@ -56,8 +61,15 @@ class MegatronPart:
     def copy(self) -> None:
         self._copied = self._staged(self._staging.copy)
 
-    def write(self) -> None:
-        (self._copied or self._staged(self._on_host))()
+    def write(self, upload: ShardUpload | None = None) -> None:
+        files = self._staged(self._on_host) if self._copied is None else self._copied
+        if self._request.async_fn is None:
+            return
+        rank, _, results = self._request.async_fn_args
+        if upload is None:
+            self._request.async_fn(rank, files, results)
+        else:
+            results.put(self._sent(files, upload))
 
     def files(self) -> list[Path]:
         return [Path(path) for path, _, _ in self._buckets]
@@ -72,17 +84,31 @@ class MegatronPart:
         """(path, key, (objects, tensors)) of each file; empty if this rank writes no files."""
         return self._request.async_fn_args[1] if self._request.async_fn else ()
 
-    def _staged(self, staged: Callable[[Hashable, Tensor], Tensor]) -> Callable[[], None]:
-        """Return a function that writes this rank's files, with tensors passed through `staged`."""
-        if self._request.async_fn is None:
-            return lambda: None
-        rank, buckets, results = self._request.async_fn_args
+    def _staged(self, staged: Callable[[Hashable, Tensor], Tensor]) -> list[Any]:
+        """Return the content of this rank's files, with tensors passed through `staged`."""
         files = [
             (path, key, (objects, [(item, staged(item.index, tensor)) for item, tensor in items]))
-            for path, key, (objects, items) in buckets
+            for path, key, (objects, items) in self._buckets
         ]
         finish_copies()
-        return partial(self._request.async_fn, rank, files, results)
+        return files
+
+    def _sent(self, files: list[Any], upload: ShardUpload) -> dict[int, list[WriteResult]]:
+        """Send this rank's files to a store, as Megatron's writer writes them to a disk."""
+        (transforms, *_) = self._request.async_fn.args
+
+        def send(file: Any) -> list[WriteResult]:
+            path, key, (objects, items) = file
+            with upload.writing(Path(path)) as stream:
+                return [
+                    filesystem_async._write_item(
+                        *transforms, stream, data, item, key, SerializationFormat.TORCH_SAVE
+                    )
+                    for item, data in [*objects, *items]
+                ]
+
+        with ThreadPoolExecutor(max(len(files), 1)) as pool:
+            return dict(enumerate(pool.map(lambda file: retried(partial(send, file)), files)))
 
     def _on_host(self, key: Hashable, tensor: Tensor) -> Tensor:
         return tensor.detach() if tensor.device.type == "cpu" else self._staging.copy(key, tensor)
