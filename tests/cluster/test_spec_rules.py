@@ -515,8 +515,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"ephemeral": True}},
         "which the directory of a single pod",
     ),
-    ({"checkpoint": {"to": "/mnt/checkpoints"}}, "checkpoint.to"),
-    ({"checkpoint": {"to": "hf://org/name"}}, "checkpoint.to"),
+    ({"checkpoint": {"secretRef": {"name": "bucket"}}}, "secretRef needs to"),
     (
         {"weightSync": {"transport": "disk"}, "checkpoint": {"ephemeral": True}},
         "engines read the weights",
@@ -731,6 +730,8 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"buffer": {"storage": {"size": -1}}}, "buffer.storage.size"),
     ({"buffer": {"storage": {"storageClassName": "Fast"}}}, "buffer.storage.storageClassName"),
     ({"buffer": {"memory": "2GiB"}}, "buffer.memory"),
+    ({"checkpoint": {"to": "/mnt/checkpoints"}}, "checkpoint.to"),
+    ({"checkpoint": {"to": "hf://org/name"}}, "checkpoint.to"),
     (
         {"rollout": {"resources": {"limits": {"memory": "much"}}}},
         "rollout.resources.limits.memory",
@@ -743,6 +744,7 @@ WELL_FORMED: list[dict[str, Any]] = [
     {"podGroupPolicy": {"kueue": {"queueName": "team-a.batch"}}},
     {"buffer": {"storage": {"size": "1.5Ti", "storageClassName": ""}, "memory": 4e9}},
     {"buffer": {"storage": {"size": 10**12}, "memory": "4e9"}},
+    {"checkpoint": {"to": "az://container/runs/gsm8k/"}},
 ]
 
 

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from sluice.api.groups.telemetry import SecretRef
 from sluice.api.schema.base import ClassName, Model, PositiveFloat, PositiveInt, Quantity, Unique
 from sluice.api.schema.kubernetes_fields import PodTemplate, VolumeSource
-from sluice.api.schema.rules import Rule, at_most_one_of, only_with, written
+from sluice.api.schema.rules import Rule, at_most_one_of, field, only_with, written
 
 
 class BufferStorage(Model):
@@ -68,6 +69,7 @@ PLACES = (
         "operator makes a claim",
         about="",
     ),
+    only_with("secretRef", field("to").is_set),
 )
 
 _MODES = "self.checkpoint.storage.accessModes"
@@ -175,6 +177,12 @@ class Checkpoint(Model):
         description="Prefix in an object store for checkpoints and the final model, such as "
         "s3://bucket/runs/gsm8k; also gs:// and az://. One job at a time may use it. The claim or "
         "volume then holds only metrics and samples, and is used by one pod of the trainer.",
+    )
+    secret_ref: SecretRef | None = Field(
+        None,
+        description="Secret whose keys become variables of the trainer, such as "
+        "AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL, for `to`. Default: what the pod has by itself, "
+        "such as workload identity.",
     )
     every_steps: PositiveInt = Field(
         20, description="Number of steps between checkpoints. The last step is always saved."

@@ -88,3 +88,17 @@ def test_trainer_and_worker_have_the_secret_and_the_directory_of_a_weight_store(
             paths = [mount["mountPath"] for mount in container["volumeMounts"]]
             assert ("/sluice/weights" in paths) == (role in ("trainer", "rollout"))
     assert users == {"trainer", "worker"}
+
+
+def test_only_the_trainer_has_the_secret_of_the_checkpoints_store() -> None:
+    secret = {"secretRef": {"name": "bucket"}}
+    job = make_job(checkpoint={"to": "s3://bucket/demo", "secretRef": {"name": "bucket"}})
+    users = {
+        container["name"]
+        for role in ("trainer", "rollout", "buffer", "rendezvous")
+        for container in pod(job, Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())["spec"][
+            "containers"
+        ]
+        if secret in container.get("envFrom", [])
+    }
+    assert users == {"trainer"}

@@ -107,8 +107,9 @@ def secret_variable(secret: str, name: str = "SLUICE_TOKEN", key: str = names.TO
 def with_credentials(job: RLJob, manifest: Container) -> Container:
     """Return the container with the tokens of other services that it uses.
 
-    These are HF_TOKEN, WANDB_API_KEY, the keys of other models and the Secrets of trackers, as far
-    as the job names Secrets for them. A container gets only the tokens that it uses.
+    These are HF_TOKEN, WANDB_API_KEY, the keys of other models, and the Secrets of trackers and
+    object stores, as far as the job names Secrets for them. A container gets only the tokens that
+    it uses.
     """
     secrets, name = job.spec.secrets, manifest["name"]
     env: list[dict[str, Any]] = manifest["env"]
@@ -121,9 +122,11 @@ def with_credentials(job: RLJob, manifest: Container) -> Container:
         env = [*env, _from_secret(secrets.hugging_face, "HF_TOKEN")]
     if secrets.wandb is not None and name == "trainer":
         env = [*env, _from_secret(secrets.wandb, "WANDB_API_KEY")]
-    of_trackers = [t.secret_ref.name for t in job.spec.telemetry.trackers if t.secret_ref]
-    if of_trackers and name == "trainer":
-        sources = [{"secretRef": {"name": secret}} for secret in dict.fromkeys(of_trackers)]
+    references = [t.secret_ref for t in job.spec.telemetry.trackers]
+    references.append(job.spec.checkpoint.secret_ref)
+    of_trainer = [reference.name for reference in references if reference is not None]
+    if of_trainer and name == "trainer":
+        sources = [{"secretRef": {"name": secret}} for secret in dict.fromkeys(of_trainer)]
         manifest |= {"envFrom": [*manifest.get("envFrom", []), *sources]}
     store = job.spec.weight_sync.store
     if store is not None and store.secret_ref and name in ("trainer", "worker"):
