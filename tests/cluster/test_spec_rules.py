@@ -190,6 +190,14 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
             ({"trainer": {"steps": 4, "deterministic": True}}, "bit for bit"),
         )
     ),
+    *(
+        ({"trainer": {"steps": 4, "fakeQuantize": True, **trainer}, "rollout": rollout}, reason)
+        for trainer, rollout, reason in (
+            ({}, {"precision": "int8"}, "only backend: fsdp computes with quantized weights"),
+            ({"backend": "fsdp"}, {}, "computes with the weights of quantized engines"),
+            (FSDP_LORA, {"precision": "int8"}, "quantize the sum of base and adapter"),
+        )
+    ),
     (
         {**IMAGES, "rollout": {"precision": "fp8"}},
         "have not been shown to work with quantized weights",
@@ -660,6 +668,10 @@ SENSIBLE: list[dict[str, Any]] = [
     },
     {"rollout": {"speculative": {"algorithm": "draft", "model": "d", "steps": 4, "topK": 2}}},
     {"rollout": {"speculative": SPECULATIVE, "precision": "fp8"}},
+    {
+        "rollout": {"precision": "fp8_block"},
+        "trainer": {"steps": 4, "backend": "fsdp", "fakeQuantize": True},
+    },
     {
         "debug": {"rolloutOnly": True},
         "rollout": {"engineArgs": {"quantization": "fp8", "speculativeAlgorithm": "NGRAM"}},

@@ -37,6 +37,7 @@ def _all(entry: Translation, parent: str, names: str) -> dict[str, Translation]:
     return dict.fromkeys((f"{parent}.{name}" for name in names.split()), entry)
 
 
+_QAT = _off("trainer.fakeQuantize trains with the 8 bits of rollout.precision")
 _ROUTING = _off("trainer.routingReplay selects whose experts are replayed")
 _OTHER = _off("sluice trains with Megatron or FSDP2: trainer.backend, trainer.parallelism")
 _ENGINES = Unsupported("trainer.backend is megatron or fsdp", unless=("megatron", "fsdp", "fsdp2"))
@@ -99,7 +100,7 @@ UNSUPPORTED: dict[str, Translation] = {
     ),
     f"{_ACTOR}.megatron.dtype": _PRECISION,
     f"{_ACTOR}.megatron.quantization": _off("sluice trains in bf16 or fp32"),
-    f"{_ACTOR}.megatron.enable_qat": _off("sluice trains in bf16 or fp32"),
+    f"{_ACTOR}.megatron.enable_qat": _QAT,
     f"{_ACTOR}.fsdp_config.model_dtype": _PRECISION,
     # rollout
     **_all(
@@ -222,7 +223,7 @@ PREFIXES: tuple[tuple[str, Translation], ...] = (
         Unsupported("set variables in trainer.template: spec.containers[].env"),
     ),
     ("skip.", _off("train on the rollouts of an earlier run with debug.replay")),
-    (f"{_ACTOR}.qat.", _off("sluice trains in bf16 or fp32")),
+    (f"{_ACTOR}.qat.", _QAT),
     (
         f"{_ACTOR}.optim.override_optimizer_config",
         _off("sluice has the options of trainer.optimizer only"),

@@ -45,6 +45,13 @@ QUANTIZED_ENGINES = (
         "rollout.precision",
     ),
     requires(
+        field("trainer.fakeQuantize").is_true,
+        _QUANTIZED,
+        "fakeQuantize computes with the weights of quantized engines: set rollout.precision, or "
+        "leave it out",
+        "trainer.fakeQuantize",
+    ),
+    requires(
         _QUANTIZED | _SMALL_CACHE,
         field("trainer.deterministic").is_false,
         "deterministic needs an engine that computes as the trainer does, bit for bit: leave "

@@ -234,6 +234,12 @@ class Trainer(Model):
     precision: Literal["bf16", "fp32"] | None = Field(
         None, description="Type of weights and activations. Default: bf16 on GPUs, fp32 on CPU."
     )
+    fake_quantize: bool = Field(
+        False,
+        description="Quantization-aware training: compute with the weights that engines have with "
+        "rollout.precision, and pass gradients to the weights as they are (straight-through). "
+        "Needs backend: fsdp.",
+    )
     resources: Resources = Field(
         default_factory=Resources,
         description="Resources of a trainer pod's container. Default: requests of 2 CPUs and "
@@ -310,6 +316,19 @@ class Trainer(Model):
             _MEGATRON,
             "backend: fsdp recomputes whole layers: recompute full or none",
             "recompute",
+        ),
+        only_with(
+            "fakeQuantize",
+            _FSDP,
+            "only backend: fsdp computes with quantized weights: leave fakeQuantize out, or choose "
+            "backend: fsdp",
+        ),
+        requires(
+            field("fakeQuantize").is_true,
+            ~field("lora").is_set,
+            "engines quantize the sum of base and adapter, which the trainer keeps apart: leave "
+            "fakeQuantize or lora out",
+            "fakeQuantize",
         ),
         only_with("routingReplay", _MEGATRON, "only backend: megatron replays routing"),
         requires(

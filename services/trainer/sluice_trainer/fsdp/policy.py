@@ -24,6 +24,7 @@ from sluice_trainer.distributed.device import compute_dtype
 from sluice_trainer.distributed.process_group import join
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp import checkpoint, export, frozen_model
+from sluice_trainer.fsdp.fake_quantize import fake_quantize
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.log_prob_check import check_log_probs
@@ -92,6 +93,8 @@ class ShardedPolicy(LearningPolicy):
         net = build(recipe, self.ranks, self._share, spec.trainer, learns=True)
         if not recipe.drawn:
             self._check_names(net.model)
+        if spec.trainer.fake_quantize:
+            fake_quantize(net.model, spec.rollout.precision)
         self._adapter = adapter_config(net.model, model_dir) if recipe.lora else None
         if not recipe.values:
             check_log_probs(net, recipe.compute, spec.data.seed)

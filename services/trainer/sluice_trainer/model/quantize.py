@@ -87,6 +87,21 @@ def quantized(
             yield f"{module}.{end}", part
 
 
+def rounded(weight: Tensor, precision: str) -> Tensor:
+    """Quantize and dequantize a matrix, or the matrices of all experts: [..., rows, columns].
+
+    The sizes of experts must be multiples of the block's.
+    """
+    matrix = weight.reshape(-1, weight.shape[-1])
+    parts = _ENCODERS[precision](matrix)
+    scales = parts.get("weight_scale")
+    if scales is None:
+        blocks = parts["weight_scale_inv"]
+        whole = blocks.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        scales = whole[: matrix.shape[0], : matrix.shape[1]]
+    return (parts["weight"].float() * scales).to(weight.dtype).view_as(weight)
+
+
 def fp8_blocks(weight: Tensor) -> dict[str, Tensor]:
     """Quantize a matrix in blocks.
 
