@@ -25,7 +25,7 @@ tests_operator   := tests/integration/local_cluster tests/unit/operator tests/un
 tests_rendezvous := tests/integration/rendezvous tests/unit/rendezvous
 tests_rewards    := tests/integration/rewards tests/unit/rewards
 tests_rollout    := tests/integration/rollout tests/unit/rollout tests/unit/gateway tests/unit/environments
-tests_sluice     := tests/integration/stores tests/unit/api tests/unit/data tests/unit/images tests/unit/stores tests/unit/telemetry tests/unit/trackers tests/unit/wire $(wildcard tests/unit/test_*.py)
+tests_sluice     := tests/integration/stores tests/unit/api tests/unit/data tests/unit/images tests/unit/stores tests/unit/telemetry tests/unit/trackers tests/unit/weight_store tests/unit/wire $(wildcard tests/unit/test_*.py)
 tests_trainer    := tests/integration/weights tests/integration/trainer tests/integration/models tests/unit/trainer
 
 .PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house models dashboards-up dashboards-down check-generated docs clean

@@ -102,7 +102,7 @@ class StoredWeights:
                 ],
             )
         self._unreachable = newest if held != newest else None
-        if held is not None and held != self.loaded:
+        if held is not None and is_newer(held, self.loaded):
             try:
                 await self._load(held)
             except EngineRefusedError as error:
@@ -154,3 +154,11 @@ class StoredWeights:
                 answered=True,
             )
         self._same_model.add(self.copy.base)
+
+
+def is_newer(held: VersionId, loaded: VersionId | None) -> bool:
+    """Return True if the engine should load what the copy holds.
+
+    The way round a damaged delta may end at an older version than the engine has already.
+    """
+    return loaded is None or held.attempt != loaded.attempt or held > loaded
