@@ -197,7 +197,7 @@ def _hub_error(facts: _Facts, uri: Uri) -> StoreError | None:
             "set HF_TOKEN to a token of the account that did",
             "credential",
         )
-    if facts.any({"OfflineModeIsEnabled", "LocalEntryNotFoundError"}) and _offline():
+    if facts.any({"OfflineModeIsEnabled", "LocalEntryNotFoundError"}) and offline():
         return StoreError(
             f"{uri}: not in the hub's cache of this machine, and HF_HUB_OFFLINE is set; fetch it "
             "on a machine with a network (sluice models pull), and copy HF_HOME",
@@ -214,7 +214,8 @@ def _hub_error(facts: _Facts, uri: Uri) -> StoreError | None:
     return None
 
 
-def _offline() -> bool:
+def offline() -> bool:
+    """Whether HF_HUB_OFFLINE tells to ask no hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
 
 

@@ -52,7 +52,20 @@ def filesystem(uri: Uri) -> Any:
             ) from error
     if uri.scheme == "s3":
         opened.retries = CUT_ATTEMPTS
+        _limit_uploads(uri, opened)
     return opened
+
+
+def _limit_uploads(uri: Uri, opened: Any) -> None:
+    """Send uploads without `Expect: 100-continue`.
+
+    aiohttp stops its timer at the interim answer: an upload to a store that falls silent after it
+    would never end.
+    """
+    from botocore.handlers import add_expect_header
+
+    with store_errors(uri):
+        opened.s3.meta.events.unregister("before-call.s3", add_expect_header)
 
 
 def answer_seconds() -> float:

@@ -115,6 +115,8 @@ def test_a_store_that_fails(
         error = failure(uri, write=True)
     assert (error.kind, error.transient) == (kind, kind in ("busy", "slow", "cut"))
     assert words in str(error)
+    # An upload that waits for `100 Continue` has no time limit after it.
+    assert not any("Expect" in request.headers for request in proxy.requests)
 
 
 def test_a_short_failure_goes_unnoticed(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
