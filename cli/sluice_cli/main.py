@@ -230,6 +230,7 @@ explain_commands.register(app)
 for name, module, summary in (
     ("convert", "convert", "Convert checkpoints from and to the Hugging Face format."),
     ("data", "data.commands", "Inspect, convert, split and create prompt files."),
+    ("models", "models.commands", "Fetch models and data by URI; list and remove them."),
     ("pool", "pool.commands", "Run engines on this machine that several jobs share."),
 ):
     app.add_typer(group(f"sluice_cli.{module}", summary), name=name)

@@ -180,8 +180,9 @@ def _error_of(facts: _Facts, error: BaseException, uri: Uri) -> StoreError:
             "store",
         ),
         (facts.any(_BUSY), "busy", f"{server} is overloaded or failing{_code(facts)}"),
-        (facts.any(_MISSING), "missing", f"there is nothing of this name at {server}"),
+        # Before the next: fsspec reports a connection that cannot be made as a missing file.
         (facts.any(_CUT), "cut", f"no connection to {server}, or it was cut"),
+        (facts.any(_MISSING), "missing", f"there is nothing of this name at {server}"),
     ]
     for holds, kind, sentence in rules:
         if holds:

@@ -156,7 +156,7 @@ def _bucket_uri(scheme: str, rest: str) -> Uri:
     if "@" in bucket:
         raise UriError(
             f"{scheme}://: a URI with a user or a key in it would be written into logs; give "
-            "credentials by the environment (docs/storage.md)"
+            "credentials by the environment (docs/stores.md)"
         )
     if not _BUCKET.match(bucket):
         what = "container" if scheme == "az" else "bucket"

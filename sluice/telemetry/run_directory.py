@@ -11,6 +11,7 @@
     totals.json      the buffer's counters when the trainer was done
     rollouts/        all samples of each step, if debug.dumpRollouts is set
     profiles/        traces and memory of the steps that debug.profile names
+    sources.json     the version of each URI that the run uses
     trackers/        how far each tracker has read
 
 A step that is trained again after a restart is written again. Readers take the last line of a step.
@@ -31,6 +32,7 @@ TIMELINE = "timeline.jsonl"
 SECONDS = "seconds.jsonl"
 SUMMARY = "summary.json"
 JOB = "job.json"
+SOURCES = "sources.json"
 EVENTS = "events.jsonl"
 VERSIONS = "versions.json"
 TOTALS = "totals.json"

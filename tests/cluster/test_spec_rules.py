@@ -727,6 +727,7 @@ async def test_python_and_the_api_server_accept_a_valid_spec(rules: Api) -> None
 
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"path": "s3a://bucket/model"}}, "model.path"),
     ({"managedBy": "foo"}, "managedBy"),
     ({"managedBy": "Acme.io/x"}, "managedBy"),
     ({"managedBy": f"acme.io/{'x' * 56}"}, "managedBy"),
@@ -753,6 +754,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
 ]
 WELL_FORMED: list[dict[str, Any]] = [
     {"managedBy": "kueue.x-k8s.io/multikueue"},
+    {"model": {"path": "hf://org/name@main"}},
     {"podGroupPolicy": {"kueue": {"queueName": "team-a.batch"}}},
     {"buffer": {"storage": {"size": "1.5Ti", "storageClassName": ""}, "memory": 4e9}},
     {"buffer": {"storage": {"size": 10**12}, "memory": "4e9"}},

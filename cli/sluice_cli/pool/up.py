@@ -9,7 +9,9 @@ from pathlib import Path
 import typer
 
 from sluice.api import ManifestError, RLEnginePool, load_pool
+from sluice.stores.cache import hold
 from sluice_cli.exits import Exit
+from sluice_cli.models.fetching import local
 from sluice_cli.pool.host import EngineGaveUpError, PoolHost
 from sluice_cli.validate import footprint
 from sluice_cli.validate.missing_files import checkpoint_problems
@@ -28,6 +30,13 @@ def run_pool(path: Path, overrides: list[str]) -> int:
     # A pool of this machine is known by its name alone.
     metadata = loaded.metadata.model_copy(update={"namespace": "default"})
     pool = resolve_pool(loaded.model_copy(update={"metadata": metadata}), path.resolve().parent)
+    here = local(pool)
+    with hold(*here.fetched.values()):
+        return _run_here(here.job)
+
+
+def _run_here(pool: RLEnginePool) -> int:
+    """Run a pool whose model is on this machine; return the exit code."""
     check(pool)
     name, directory = pool.metadata.name, pools.directory(pool.metadata.name)
     try:

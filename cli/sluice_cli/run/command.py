@@ -15,12 +15,14 @@ from rich.console import Console
 
 from sluice.api import ConditionType, ManifestError, RLJob, RLJobStatus, load_job
 from sluice.engines import engine_of
+from sluice.stores.cache import hold
 from sluice.telemetry import health, run_directory
 from sluice.telemetry.run_warnings import RunWarning
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
 from sluice_cli.exits import Exit
+from sluice_cli.models.fetching import Local, local, write_versions
 from sluice_cli.run import containers as images
 from sluice_cli.run.checkpoint_store import check_store
 from sluice_cli.run.ending import finish, write_summary
@@ -94,6 +96,17 @@ def run_local(
     """
     # Quick checks come first; everything up to the lock can fail without a trace on the disk.
     job = resolve(load_job(path, overrides), path.resolve().parent)
+    directory = (run_dir or RUNS / job.metadata.name).resolve()
+    here = local(job, None if fresh else directory)
+    with hold(*here.fetched.values()):
+        return _run_here(here, directory, fresh=fresh, plain=plain, containers=containers)
+
+
+def _run_here(
+    here: Local[RLJob], directory: Path, *, fresh: bool, plain: bool, containers: str | None
+) -> int:
+    """Run a job whose files are on this machine; return the exit code."""
+    job = here.job
     check_files(job)
     file_checks.check_contents(job, rows=CHECKED_ROWS).raise_problems()
     check_pool(job)
@@ -103,9 +116,9 @@ def run_local(
     check_engine(job)
     check_store(job)
     images.check(job, containers)
-    directory = (run_dir or RUNS / job.metadata.name).resolve()
     with run_dir_errors(directory), locked(directory) as lock, pools.membership(job):
         prepared = prepare(directory, job, fresh=fresh)
+        write_versions(directory, here.fetched)
         longer = any(change.path in LENGTH_FIELDS for change in prepared.changed)
         notes = [*change_notes(prepared.changed, job), *images.notes(job, containers)]
         if prepared.succeeded and not longer:

@@ -21,11 +21,14 @@ from sluice.api import (
     read_documents,
 )
 from sluice.api.pool import KIND as POOL
+from sluice.stores.cache import hold
+from sluice.stores.sources import sources_of
+from sluice_cli.models.fetching import local, not_fetched
 from sluice_cli.options import say
 from sluice_cli.output import Format, written
 from sluice_cli.validate import file_checks, footprint
 from sluice_cli.validate.missing_files import check_files, checkpoint_problems
-from sluice_client.resolve import resolve
+from sluice_client.resolve import resolve, resolve_pool
 from sluice_operator.cluster.local import pools
 
 if TYPE_CHECKING:
@@ -125,6 +128,8 @@ def _validate_pool(document: CommentedMap, path: Path, overrides: list[str]) -> 
     validation, model = Validation(path, pool=engines), engines.spec.model
     if model.volume is not None:
         validation.notes.append("files in volumes of a cluster were not checked")
+    elif sources := sources_of(resolve_pool(engines, path.parent)):
+        validation.notes += not_fetched(sources, "sluice pool up")
     else:
         directory = (path.parent / Path(model.path).expanduser()).resolve()
         cure = "the engines of a pool read them from it"
@@ -143,7 +148,7 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
     path, overrides
         The manifest, and fields to set as `PATH=VALUE`.
     deep
-        Also render prompts and compute rewards.
+        Also fetch URIs, render prompts and compute rewards.
 
     Raises
     ------
@@ -161,6 +166,18 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
         return validation
     resolved = resolve(job, path.parent)
     check_files(resolved)
+    if (sources := sources_of(resolved)) and not deep:
+        validation.notes += not_fetched(sources)
+        return validation
+    here = local(resolved)
+    with hold(*here.fetched.values()):
+        _check_contents(validation, here.job, deep=deep)
+    return validation
+
+
+def _check_contents(validation: Validation, resolved: RLJob, *, deep: bool) -> None:
+    """Add what is wrong with the files of a job, which are on this machine."""
+    check_files(resolved)
     findings = file_checks.check_contents(resolved, run_code=True)
     validation.problems = validation.problems + findings.problems
     validation.notes = validation.notes + findings.notes
@@ -171,7 +188,6 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
 
         validation.trial = deep_checks.try_prompts(resolved)
         validation.problems += validation.trial.problems
-    return validation
 
 
 def _learning_rate_notes(job: RLJob) -> list[str]:

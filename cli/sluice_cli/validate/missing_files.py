@@ -13,7 +13,7 @@ from pathlib import Path
 from sluice.api import ManifestError, RLJob, manifest
 from sluice.api.groups.data import parse_path
 from sluice.api.job import RLJobSpec
-from sluice.api.schema.paths import MarkedPath, marked, volume_of
+from sluice.api.schema.paths import MarkedPath, marked, uri_of, volume_of
 from sluice.api.schema.suggestions import suggestion
 from sluice.data.files import files_of
 from sluice.model_files import WEIGHTS, gguf_problem
@@ -27,7 +27,11 @@ def check_files(job: RLJob) -> None:
     """Raise ManifestError, with all problems, if files that a resolved job needs do not exist."""
     spec = manifest(job)["spec"]
     # The LocalCluster checks volumes: only it knows their directories.
-    paths = [path for path in marked(RLJobSpec, spec) if volume_of(path, spec) is None]
+    paths = [
+        path
+        for path in marked(RLJobSpec, spec)
+        if volume_of(path, spec) is None and uri_of(path) is None
+    ]
     problems = [problem for path in paths for problem in _problems(path, job)]
     if problems:
         raise ManifestError("\n".join(problems))

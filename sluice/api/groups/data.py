@@ -28,21 +28,21 @@ from sluice.api.schema.paths import (
     ModelPath,
     TokenizerPath,
     UserFunction,
+    split_slice,
 )
 from sluice.api.schema.rules import Rule, exactly_one, field, requires, written
 
 # Directory in the buffer's storage with the files of RowSources.
 MADE_ROWS = "rows"
-_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>(-?\d+)?):(?P<stop>(-?\d+)?)\]$")
 
 
 def parse_path(text: str) -> tuple[Path, slice]:
     """Split `rows.jsonl@[0:100]` into (rows.jsonl, slice(0, 100)); numbers may be negative."""
-    match = _SLICE.match(text)
-    if not match:
-        return Path(text), slice(None)
-    start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
-    return Path(match["path"]), slice(start, stop)
+    path, part = split_slice(text)
+    if not part:
+        return Path(path), slice(None)
+    start, stop = (int(number) if number else None for number in part[2:-1].split(":"))
+    return Path(path), slice(start, stop)
 
 
 class ModelSource(Model):
@@ -50,7 +50,8 @@ class ModelSource(Model):
 
     path: ModelPath = Field(
         description="Directory of a Hugging Face checkpoint: config.json, tokenizer and "
-        "safetensors."
+        "safetensors. With `sluice run` also a URI, such as `hf://org/name`, or `org/name` of the "
+        "Hugging Face hub."
     )
     volume: VolumeSource | None = Field(
         None,
@@ -121,8 +122,8 @@ class PromptSource(Model):
 
     path: DataPath | None = Field(
         None,
-        description="File or directory (.jsonl, .json, .parquet). A slice selects rows: "
-        "`file.jsonl@[0:1000]`.",
+        description="File or directory (.jsonl, .json, .parquet), with `sluice run` also by URI, "
+        "such as `s3://bucket/rows.jsonl`. A slice selects rows: `file.jsonl@[0:1000]`.",
     )
     source: RowSource | None = Field(None, description="Rows of user code, in place of `path`.")
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = (

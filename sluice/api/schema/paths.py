@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import os.path
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
 
 from sluice.api.schema.annotations import MarkedField, annotated_fields, field_path, places
 from sluice.api.schema.base import Model
+from sluice.stores.uri import Uri, UriError, parse_uri
 
 # Target of a path: a checkpoint, a draft model, an adapter, a tokenizer, prompt files, dumped
 # rollouts, a Python function; or a word of a command, which may name a file.
@@ -28,6 +31,11 @@ VOLUMES: Mapping[PathKind, VolumeName] = {
     "data": "data",
     "rollouts": "data",
 }
+# Kinds of paths that may be URIs.
+REMOTE: tuple[PathKind, ...] = ("model", "draft", "adapter", "tokenizer", "data")
+SCHEMES = ("hf", "s3", "gs", "az", "https", "http", "file")
+_PREFIXES = [f"{scheme}://" for scheme in SCHEMES]
+_SLICE = re.compile(r"^(?P<path>.+)(?P<slice>@\[(-?\d+)?:(-?\d+)?\])$")
 DOTTED_PATH = r"^[^:]+(:[A-Za-z_][A-Za-z0-9_]*)$|^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)+$"
 
 
@@ -38,17 +46,43 @@ class Mark:
     kind: PathKind
 
 
+class PathOrUri:
+    """Annotation of a string type: a path, or a URI that sluice can fetch."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        rule = {
+            "rule": f"!self.contains('://') || self.matches('^({'|'.join(SCHEMES)})://.')",
+            "message": f"expected a path, or a URI that begins with {', '.join(_PREFIXES)}",
+        }
+        return {**handler(schema), "x-kubernetes-validations": [rule]}
+
+    def _check(self, text: str) -> str:
+        try:
+            parse_uri(split_slice(text)[0])
+        except UriError as error:
+            raise PydanticCustomError("rule", "{message}", {"message": str(error)}) from error
+        return text
+
+
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
+_PathOrUri = Annotated[_Path, PathOrUri()]
 # Directory of a Hugging Face checkpoint.
-ModelPath = Annotated[_Path, Mark("model")]
+ModelPath = Annotated[_PathOrUri, Mark("model")]
 # Directory of a checkpoint that proposes tokens to engines.
-DraftPath = Annotated[_Path, Mark("draft")]
+DraftPath = Annotated[_PathOrUri, Mark("draft")]
 # Directory of a PEFT adapter.
-AdapterPath = Annotated[_Path, Mark("adapter")]
+AdapterPath = Annotated[_PathOrUri, Mark("adapter")]
 # Directory of a tokenizer.
-TokenizerPath = Annotated[_Path, Mark("tokenizer")]
+TokenizerPath = Annotated[_PathOrUri, Mark("tokenizer")]
 # File or directory of prompts, optionally with a slice (`@[a:b]`).
-DataPath = Annotated[_Path, Mark("data")]
+DataPath = Annotated[_PathOrUri, Mark("data")]
 # Directory of dumped rollouts.
 RolloutsPath = Annotated[_Path, Mark("rollouts")]
 # Python function: `package.module.function`, `package.module:function` or
@@ -99,6 +133,17 @@ def volume_of(path: MarkedPath, spec: Mapping[str, Any]) -> dict[str, Any] | Non
     """Return the source of the volume that the path is relative to, or None."""
     name = VOLUMES.get(path.kind)
     return (spec.get(name) or {}).get("volume") if name else None
+
+
+def split_slice(text: str) -> tuple[str, str]:
+    """Split `rows.jsonl@[0:100]` into `rows.jsonl` and `@[0:100]`; the second may be empty."""
+    match = _SLICE.match(text)
+    return (match["path"], match["slice"]) if match else (text, "")
+
+
+def uri_of(path: MarkedPath) -> Uri | None:
+    """Return the URI that a path is, without its slice, or None."""
+    return parse_uri(split_slice(path.value)[0]) if path.kind in REMOTE else None
 
 
 def command_word(word: str, base: Path) -> str:

@@ -116,7 +116,7 @@ def test_extras_are_named_after_our_distribution() -> None:
 def test_every_command_has_help_with_an_example(name: str, sluice: Sluice) -> None:
     result = sluice(name, "--help")
     assert result.exit_code == 0
-    group = name in ("convert", "data", "import", "pool")
+    group = name in ("convert", "data", "import", "models", "pool")
     assert ("Commands" if group else f"$ sluice {name}") in result.output
 
 
