@@ -117,10 +117,10 @@ def local_path(text: str) -> str:
     match = _SCHEME.match(text)
     if match is None or match[1].lower() != "file":
         return text
-    parts = urlsplit(text)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+    host, slash, path = text[match.end() :].partition("/")
+    if host not in ("", "localhost") or not slash:
         raise UriError(f"{text}: expected an absolute path after file://, such as file:///models/x")
-    return unquote(parts.path)
+    return unquote(f"/{path}")
 
 
 def hub_id(text: str) -> Uri | None:

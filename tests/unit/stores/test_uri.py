@@ -59,6 +59,7 @@ def test_strings(text: str, uri: Uri | None) -> None:
         ("https://[", "not a valid address"),
         ("file://host/x", "expected an absolute path after file://"),
         ("file://", "expected an absolute path"),
+        ("file://[", "expected an absolute path"),
     ],
 )  # fmt: skip
 def test_errors(text: str, message: str) -> None:
