@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.engines import UNDECIDED
+from sluice.stores.filesystem import TIMEOUT_VARIABLE
 from sluice_operator.plan.facts.model import KubeObject
 
 LOOPBACK = "127.0.0.1"
@@ -260,9 +261,14 @@ def _field(pod: KubeObject, path: str) -> str:
 def inherited_env() -> dict[str, str]:
     """Return the environment that containers get from the host.
 
-    It is the host's without SLUICE_ variables, because the host may itself be part of a job.
+    It is the host's without SLUICE_ variables, because the host may itself be part of a job. The
+    time limit of stores belongs to the machine.
     """
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLUICE_") or name == TIMEOUT_VARIABLE
+    }
     # A log that lags behind cannot tell why its process died.
     unbuffered = {"PYTHONUNBUFFERED": "1"}
     return NVLINK | env | COLLECTIVES | unbuffered

@@ -386,13 +386,18 @@ class CheckpointStore:
 
     def _send(self, path: Path, uri: Uri) -> None:
         fs = filesystem(uri)
+        # Azure's client names its options differently.
+        options = {"overwrite": True} if uri.scheme == "az" else {"chunksize": PART_BYTES}
         with store_errors(uri):
-            fs.put_file(str(path), uri.path, chunksize=PART_BYTES)
+            fs.put_file(str(path), uri.path, **options)
 
     def _put(self, uri: Uri, content: bytes, *, new: bool = False) -> None:
+        """Write an object. new: fail if it exists, where the store has conditional writes."""
         fs = filesystem(uri)
+        mode = "create" if new else "overwrite"
+        options = {"overwrite": not new} if uri.scheme == "az" else {"mode": mode}
         with store_errors(uri):
-            fs.pipe_file(uri.path, content, mode="create" if new else "overwrite")
+            fs.pipe_file(uri.path, content, **options)
 
     def _delete(self, uri: Uri) -> None:
         """Delete an object, or all that begin with `uri/`. It may be gone already."""

@@ -423,7 +423,11 @@ class LearningPolicy(ABC):
         with TemporaryDirectory(dir=directory) as fetched:
             with _checkpoint_errors():
                 self._store.fetch(step, Path(fetched))
-            return self._load_step(Path(fetched), step)
+            try:
+                return self._load_step(Path(fetched), step)
+            except CheckpointError as error:
+                message = str(error).replace(fetched, str(self._store.uri))
+                raise CheckpointError(message) from error
 
     def _load_step(self, directory: Path, step: int) -> int:
         trains_adapter = self._adapter is not None
