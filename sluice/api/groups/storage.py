@@ -15,6 +15,9 @@ from sluice.api.schema.base import ClassName, Model, PositiveFloat, PositiveInt,
 from sluice.api.schema.kubernetes_fields import PodTemplate, VolumeSource
 from sluice.api.schema.rules import Rule, at_most_one_of, field, only_with, written
 
+# A prefix in an object store.
+BUCKET_URI = r"^(s3|gs|az)://[A-Za-z0-9$][A-Za-z0-9._-]+(/[^/\s]+)*/?$"
+
 
 class BufferStorage(Model):
     """Volume claim of the buffer."""
@@ -164,15 +167,7 @@ class Checkpoint(Model):
         "pod. They are lost with it, and the job fails if the trainer is lost after its "
         "first checkpoint.",
     )
-    to: (
-        Annotated[
-            str,
-            Field(
-                pattern=r"^(s3|gs|az)://[A-Za-z0-9$][A-Za-z0-9._-]+(/[^/\s]+)*/?$", max_length=1024
-            ),
-        ]
-        | None
-    ) = Field(
+    to: Annotated[str, Field(max_length=1024, pattern=BUCKET_URI)] | None = Field(
         None,
         description="Prefix in an object store for checkpoints and the final model, such as "
         "s3://bucket/runs/gsm8k; also gs:// and az://. One job at a time may use it. The claim or "

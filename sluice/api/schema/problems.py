@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from sluice.api.groups.storage import BUCKET_URI
+from sluice.api.groups.weight_sync import STORE_URI
 from sluice.api.job import RLJob
 from sluice.api.schema.annotations import Location, field_path
 from sluice.api.schema.base import CLASS, CONTROLLER, ENTRY, QUANTITY, SUBDOMAIN
@@ -39,6 +41,9 @@ PATTERNS = {
     ENTRY: "a key in a Secret: letters, digits, '-', '_' and '.'",
     CONTROLLER: "a path below a domain, such as acme.io/controller",
     QUANTITY: "a quantity such as 500m, 2, 512Mi or 1.5G",
+    BUCKET_URI: "a prefix in an object store: s3://bucket/path, gs://bucket/path or "
+    "az://container/path",
+    STORE_URI: "s3://bucket/path, gs://, az://, or an absolute path",
     r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "small letters, digits and '-'; the first a letter, the last "
     "no '-'",
 }
