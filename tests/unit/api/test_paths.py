@@ -37,6 +37,7 @@ EVERY_PATH: dict[str, Any] = {
         "dynamicFilter": "f3.py:f",
         "function": "f4.py:f",
         "hooks": {"beforeReward": "f5.py:f", "afterReward": "f6.py:f"},
+        "speculative": {"algorithm": "draft", "model": "p1"},
         "environment": {
             "command": ["w1", "w2"],
             "verifiers": {"python": "w3"},
@@ -73,6 +74,7 @@ ALL = [
     ("spec.data.prompts[0].path", "data", "d1.jsonl@[0:9]"),
     ("spec.data.prompts[1].source.function", "function", "f2.py:f"),
     ("spec.data.prompts[0].function", "function", "f1.py:f"),
+    ("spec.rollout.speculative.model", "draft", "p1"),
     ("spec.rollout.dynamicFilter", "function", "f3.py:f"),
     ("spec.rollout.function", "function", "f4.py:f"),
     ("spec.rollout.environment.command[0]", "word", "w1"),
@@ -102,10 +104,13 @@ ALL = [
     ("spec.debug.replay", "rollouts", "r1"),
 ]
 
+# Kinds that spec.model.volume holds.
+HELD = ("model", "draft", "adapter", "tokenizer")
 # Texts whose descriptions speak of files, although they name none.
 UNMARKED = {
     "spec.data.prompts[].name": "a name in metrics",
     "spec.evaluation.datasets[].name": "a name in metrics",
+    "spec.weightSync.store.uri": "a place of the trainer and the workers, which no volume holds",
 }
 FILE_WORDS = re.compile(
     r"\b(path|file|files|directory|directories|checkpoint|tokenizer|function|\.py)\b", re.I
@@ -133,7 +138,7 @@ def test_a_path_is_replaced_and_nothing_else() -> None:
 
 def test_only_what_a_volume_can_hold_is_relative_to_one() -> None:
     held = [path.field for path in marked(RLJobSpec, EVERY_PATH) if volume_of(path, EVERY_PATH)]
-    assert held == [field for field, kind, _ in ALL if kind in ("model", "adapter", "tokenizer")]
+    assert held == [field for field, kind, _ in ALL if kind in HELD]
 
 
 def test_a_word_of_a_command_is_a_file_if_one_exists(tmp_path: Path) -> None:
