@@ -4,6 +4,8 @@ any moment does no harm, and each failure of a store is one sentence."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,7 +22,6 @@ from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.fsdp.policy import ShardedPolicy
-from sluice_trainer.megatron.checkpoints import conversion
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.policy.learning_policy import LearningPolicy
 from tests.fault_proxy import Fault, FaultProxy, ProxiedRequest, Status
@@ -118,8 +119,10 @@ def test_a_checkpoint_in_a_bucket_becomes_a_hugging_face_checkpoint(
     train(policy)
     tiny.save(policy, tmp_path / "a", 1)
     policy.export_hf(tmp_path / "exported")
-    with convert._on_disk(f"s3://{bucket}/run") as checkpoint:
-        conversion.dist_to_hf(checkpoint, qwen3, tmp_path / "converted")
+    paths = [f"s3://{bucket}/run", str(tmp_path / "converted"), "--like", str(qwen3)]
+    command = [sys.executable, "-m", "sluice_cli", "convert", "dist-to-hf", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     names = ("exported", "converted")
     exported, converted = (load_file(tmp_path / name / "model.safetensors") for name in names)
     assert exported.keys() == converted.keys()
