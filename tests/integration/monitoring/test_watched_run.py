@@ -61,6 +61,7 @@ EMPTY = {
     "job: GPU utilisation: MFU": "a CPU's peak is not known",
     "job: Time of rewards and tool calls: {{tool}}": "it has no tools",
     "job: Failed groups: {{reason}}": "no group fails",
+    "job: Acceptance length: engine {{replica}}": "no tokens are proposed",
     "job: Preferred answers: accuracy": "it has no pairs of answers",
     "job: Reward margin: margin": "it has no pairs of answers",
     "job: Trained images: images": "it has no images",
