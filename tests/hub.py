@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         if rest[:1] == ["tree"]:
             self._json([_tree_entry(path, content) for path, content in files.items()])
             return
-        siblings = [{"rfilename": path} for path in files]
+        siblings = [{"rfilename": path, "size": len(content)} for path, content in files.items()]
         self._json({"id": name, "sha": commit, "siblings": siblings, "private": False})
 
     def _file(self, commit: str, content: bytes) -> None:

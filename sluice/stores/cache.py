@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -31,7 +29,7 @@ from sluice.api.schema.base import quantity_value
 from sluice.stores import hub, objects
 from sluice.stores.errors import StoreError
 from sluice.stores.objects import Progress
-from sluice.stores.uri import Uri
+from sluice.stores.uri import Uri, digest, is_pattern, local_name
 
 _RECORD = ".sluice.json"
 _LOCK = ".lock"
@@ -72,7 +70,7 @@ def fetch(uri: Uri, *, version: str | None = None, progress: Progress | None = N
     version
         The version that an earlier call returned. If it is in the cache, no store is asked.
     progress
-        Called with the bytes that have arrived. The hub's client shows its own progress.
+        Called with the bytes that have arrived. On a terminal the hub's client shows its own.
 
     Raises
     ------
@@ -85,7 +83,7 @@ def fetch(uri: Uri, *, version: str | None = None, progress: Progress | None = N
     if version is not None and (kept := _cached(uri, version)):
         return kept
     if uri.scheme == "hf":
-        return _fetch_from_hub(uri, version)
+        return _fetch_from_hub(uri, version, progress)
     directory = _directory(uri)
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(uri, directory):
@@ -132,13 +130,13 @@ def remove(entry: Fetched) -> bool:
 # -- the hub
 
 
-def _fetch_from_hub(uri: Uri, version: str | None) -> Fetched:
-    path, commit = hub.fetch_repository(uri, version)
+def _fetch_from_hub(uri: Uri, version: str | None, progress: Progress | None) -> Fetched:
+    path, commit = hub.fetch_repository(uri, version, progress)
     directory = _directory(uri)
     version_directory = directory / commit[:_DIGITS]
     version_directory.mkdir(parents=True, exist_ok=True)
     with _locked(uri, directory):
-        link = version_directory / _name(uri)
+        link = version_directory / local_name(uri)
         # A link is replaced at once: others may be using it.
         temporary = version_directory / f".link-{os.getpid()}"
         temporary.unlink(missing_ok=True)
@@ -159,8 +157,8 @@ def _fetch_objects(
     for other in directory.glob(f"{_PARTIAL}-*"):
         if other != partial:
             shutil.rmtree(other)
-    target = partial / _name(uri)
-    is_file = len(files) == 1 and not objects.is_pattern(uri) and files[0].path == uri.path
+    target = partial / local_name(uri)
+    is_file = len(files) == 1 and not is_pattern(uri) and files[0].path == uri.path
     arrived = sum(file.stat().st_blocks * 512 for file in partial.rglob("*") if file.is_file())
     _make_room(uri, size, size - arrived, directory)
     holder = partial if is_file else target
@@ -171,9 +169,9 @@ def _fetch_objects(
     complete = directory / version
     if complete.exists():  # without its record: a removal was cut
         shutil.rmtree(complete)
-    _write_record(partial, uri, version, _name(uri), size)
+    _write_record(partial, uri, version, local_name(uri), size)
     partial.rename(complete)
-    return Fetched(str(uri), version, complete / _name(uri), size)
+    return Fetched(str(uri), version, complete / local_name(uri), size)
 
 
 def _make_room(uri: Uri, size: int, missing: int, directory: Path) -> None:
@@ -217,18 +215,7 @@ def _limit() -> int | None:
 
 
 def _directory(uri: Uri) -> Path:
-    digest = hashlib.blake2b(str(uri).encode(), digest_size=6).hexdigest()
-    return root() / uri.scheme / f"{_name(uri)}-{digest}"
-
-
-def _name(uri: Uri) -> str:
-    """Return the name of the files' directory: it names the model in metrics, so it is the URI's.
-
-    A file of data keeps its ending.
-    """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", uri.name).strip("._")[-100:] or "files"
-    # A directory of several files must not look like one of them.
-    return name.replace(".", "_") if objects.is_pattern(uri) or "*" in uri.key else name
+    return root() / uri.scheme / f"{local_name(uri)}-{digest(uri)}"
 
 
 def _cached(uri: Uri, version: str) -> Fetched | None:

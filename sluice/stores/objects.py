@@ -18,7 +18,7 @@ from typing import Any
 
 from sluice.stores.errors import StoreError, store_errors
 from sluice.stores.filesystem import filesystem
-from sluice.stores.uri import Uri
+from sluice.stores.uri import Uri, is_pattern
 
 # Gets the bytes that have arrived, and the bytes of all files.
 Progress = Callable[[int, int], None]
@@ -27,7 +27,6 @@ Progress = Callable[[int, int], None]
 _PIECE = 32 << 20
 _THREADS = 8
 _ATTEMPTS = 4
-_WILDCARDS = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,6 @@ class RemoteFile:
     size: int | None
     etag: str = ""
     md5: str = ""
-
-
-def is_pattern(uri: Uri) -> bool:
-    """Tell whether the path of a URI has wildcards."""
-    return uri.scheme != "hf" and not _WILDCARDS.isdisjoint(uri.key)
 
 
 def listing(uri: Uri) -> list[RemoteFile]:

@@ -5,6 +5,7 @@ A string with `scheme://` is a URI. `file://` and everything else is a path of t
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -20,6 +21,7 @@ _HUB_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _HUB_ID = re.compile(rf"^{_HUB_NAME}/{_HUB_NAME}$")
 _BUCKET = re.compile(r"^[A-Za-z0-9$][A-Za-z0-9._-]{1,221}$")
 _WRITABLE = ("s3", "gs", "az")
+_WILDCARDS = frozenset("*?[")
 
 
 class UriError(ValueError):
@@ -110,6 +112,31 @@ def parse_uri(text: str) -> Uri | None:
     if scheme == "hf":
         return _hub_uri(rest)
     return _web_uri(scheme, text) if scheme in ("https", "http") else _bucket_uri(scheme, rest)
+
+
+def is_pattern(uri: Uri) -> bool:
+    """Tell whether the path of a URI has wildcards."""
+    return uri.scheme != "hf" and not _WILDCARDS.isdisjoint(uri.key)
+
+
+def local_name(uri: Uri) -> str:
+    """Return the name of the files' directory: it names the model in metrics, so it is the URI's.
+
+    A file of data keeps its ending.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", uri.name).strip("._")[-100:] or "files"
+    # A directory of several files must not look like one of them.
+    return name.replace(".", "_") if is_pattern(uri) or "*" in uri.key else name
+
+
+def digest(uri: Uri) -> str:
+    """Return a short name that tells URIs apart."""
+    return hashlib.blake2b(str(uri).encode(), digest_size=6).hexdigest()
+
+
+def link_of(uri: Uri, directory: str) -> str:
+    """Return the path of the link by which a job's pods find what was fetched for a URI."""
+    return f"{directory}/{digest(uri)}/{local_name(uri)}"
 
 
 def local_path(text: str) -> str:

@@ -1,0 +1,143 @@
+"""Fetch URIs for the containers of a pod: `python -m sluice.stores.fetch FIELD=URI ...`.
+
+It runs in an init container, in the pods of every role that needs the files. They are in the cache
+of the pod's volume (SLUICE_CACHE, HF_HOME), which pods and jobs may share. SLUICE_LINKS is a
+directory of the job on the same volume:
+
+    LINKS/<digest of the URI>/version    what the job uses, whatever the store has later
+    LINKS/<digest of the URI>/NAME       link to the files of that version
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from sluice.runtime import pod_env
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.stores.cache import Fetched, fetch
+from sluice.stores.errors import StoreError
+from sluice.stores.sources import Source
+from sluice.stores.uri import Uri, link_of, parse_uri
+from sluice.telemetry import logs
+
+# Errors that no restart cures.
+_FINAL = ("package", "credential", "missing", "full")
+# Seconds for which a store that fails is asked again, without a byte that arrives.
+_PATIENCE_SECONDS = 900.0
+_PAUSE_SECONDS = 10.0
+_LOG_SECONDS = 30.0
+_VERSION = "version"
+
+
+def fetch_and_link(source: Source, links: Path) -> Path:
+    """Fetch the files of a URI, and return the link to them.
+
+    All pods that share the directory of links use the version that was found first.
+
+    Raises
+    ------
+    StoreError
+        The files cannot be had.
+    OSError
+        The volume cannot be written.
+
+    """
+    link = Path(link_of(source.uri, str(links)))
+    link.parent.mkdir(parents=True, exist_ok=True)
+    version = link.parent / _VERSION
+    expected = version.read_text() if version.exists() else None
+    fetched = _patiently(source, expected)
+    if expected is None and (first := _write_once(version, fetched.version)) != fetched.version:
+        # The store has changed between this pod and the one that came first.
+        fetched = _patiently(source, first)
+    temporary = link.parent / f".link-{os.uname().nodename}-{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(fetched.path)
+    temporary.rename(link)
+    return link
+
+
+def _write_once(file: Path, text: str) -> str:
+    """Write a file unless it is there, whole or not at all, and return what it holds."""
+    temporary = file.with_name(f".{file.name}-{os.uname().nodename}-{os.getpid()}")
+    temporary.write_text(text)
+    try:
+        os.link(temporary, file)
+    except FileExistsError:
+        return file.read_text()
+    finally:
+        temporary.unlink()
+    return text
+
+
+def _patiently(source: Source, version: str | None) -> Fetched:
+    """Fetch a URI; ask again after errors that pass, since a new pod would begin from nothing."""
+    shown = _Shown(source.uri)
+    until, arrived = time.monotonic() + _PATIENCE_SECONDS, 0
+    while True:
+        try:
+            return fetch(source.uri, version=version, progress=shown)
+        except StoreError as error:
+            if shown.done > arrived:
+                until, arrived = time.monotonic() + _PATIENCE_SECONDS, shown.done
+            if not error.transient or time.monotonic() > until:
+                raise
+            logs.get().warning("fetching again", field=source.field, error=str(error))
+            time.sleep(_PAUSE_SECONDS)
+
+
+class _Shown:
+    """Writes how much has arrived into the log, now and then. done: the most so far, in bytes."""
+
+    def __init__(self, uri: Uri) -> None:
+        self.done, self._uri, self._next_at = 0, uri, 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.done = max(self.done, done)
+        if (now := time.monotonic()) < self._next_at and done < total:
+            return
+        self._next_at = now + _LOG_SECONDS
+        of = f" of {total / 1e9:.1f}" if total else ""
+        logs.get().info("fetching", uri=str(self._uri), arrived=f"{done / 1e9:.1f}{of} GB")
+
+
+def _source(word: str) -> Source:
+    field, _, text = word.partition("=")
+    uri = parse_uri(text)
+    if uri is None:
+        raise ConfigurationError(
+            f"{word}: expected FIELD=URI, such as spec.model.path=hf://org/name"
+        )
+    return Source(field, uri)
+
+
+def main() -> int:
+    env = pod_env.read("fetch")
+    logs.configure(env.role, name=env.name, attempt=env.attempt)
+    links = env.directory("links")
+    for source in map(_source, sys.argv[1:]):
+        try:
+            link = fetch_and_link(source, links)
+        except StoreError as error:
+            if error.kind in _FINAL:
+                raise ConfigurationError(f"{source.field}: {_advised(error)}") from error
+            logs.fail(f"{source.field}: {error}", 1)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{source.field}: {source.uri}: {error.filename or links}: "
+                f"{error.strerror or error}; spec.downloads.volume names another volume"
+            ) from error
+        logs.get().info("fetched", field=source.field, uri=str(source.uri), path=str(link))
+    return 0
+
+
+def _advised(error: StoreError) -> str:
+    volume = "; spec.downloads.volume names another volume" if error.kind == "full" else ""
+    return f"{error}{volume}"
+
+
+if __name__ == "__main__":
+    logs.run_blocking("fetch", main)
