@@ -28,6 +28,7 @@ from sluice_operator.plan import Event
 from sluice_operator.plan.facts import clock, names
 from sluice_operator.plan.facts.constants import RECONCILE_FAILED, UNBEGUN
 from sluice_operator.plan.facts.model import KubeObject
+from sluice_operator.plan.manifests import downloads
 from sluice_operator.plan.manifests.volume_paths import spelled
 from sluice_operator.plan.report.conditions import ConditionUpdate, summary, updated
 
@@ -211,12 +212,12 @@ def _unchanged(stored: KubeObject, started_spec: dict[str, Any], why: str) -> Ac
 
 
 def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
-    """Return the spec in a job's ConfigMap, in which paths are those inside pods."""
-    text = ((config or {}).get("data") or {}).get(names.JOB_FILE)
-    if text is None:
+    """Return the spec in a job's ConfigMap, with URIs, in which paths are those inside pods."""
+    data = (config or {}).get("data") or {}
+    if names.JOB_FILE not in data:
         return None
-    spec: dict[str, Any] = json.loads(text)["spec"]
-    return spec
+    spec = json.loads(data[names.JOB_FILE])["spec"]
+    return downloads.with_uris(spec, json.loads(data.get(names.URIS_FILE, "{}")))
 
 
 def _full(job: RLJob) -> dict[str, Any]:

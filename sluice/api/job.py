@@ -31,7 +31,13 @@ from sluice.api.groups.pool_jobs import POOL_ACROSS_GROUPS
 from sluice.api.groups.quantized_engines import QUANTIZED_ENGINES
 from sluice.api.groups.rollout import Rollout
 from sluice.api.groups.speculative import SPECULATION
-from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
+from sluice.api.groups.storage import (
+    CHECKPOINT_ACROSS_GROUPS,
+    BufferSpec,
+    Checkpoint,
+    Downloads,
+    KernelCache,
+)
 from sluice.api.groups.telemetry import Telemetry
 from sluice.api.groups.trainer import Trainer
 from sluice.api.groups.weight_sync import STORED_WEIGHTS, WeightSync
@@ -93,6 +99,11 @@ class RLJobSpec(Model):
         None,
         description="Volume on which engines and trainer keep the kernels that they compile "
         "at their start. Default: every pod compiles its own.",
+    )
+    downloads: Downloads | None = Field(
+        None,
+        description="Where pods keep the models and data that the spec names by URI, and the "
+        "credentials for fetching them. `sluice run` has its own cache.",
     )
     evaluation: Evaluation | None = None
     telemetry: Telemetry = Field(default_factory=Telemetry)

@@ -11,6 +11,7 @@ from sluice.api.groups.lifecycle import Kueue, NetworkPolicy
 from sluice.api.groups.lora import ALL_LINEAR, ModuleName
 from sluice.api.groups.resources import Resources
 from sluice.api.groups.rollout import EngineArgs
+from sluice.api.groups.storage import Downloads
 from sluice.api.job import ObjectMeta
 from sluice.api.schema.base import API_VERSION, Model, NonNegativeInt, Unique
 from sluice.api.schema.kubernetes_fields import NetworkPolicyPeer, PodTemplate, VolumeSource
@@ -95,6 +96,11 @@ class RLEnginePoolSpec(Model):
     resources: Resources = Field(
         default_factory=Resources,
         description="Resources of the engine's container. Default: as those of an RLJob's engine.",
+    )
+    downloads: Downloads | None = Field(
+        None,
+        description="Where engines keep a model that the spec names by URI, and the credentials "
+        "for fetching it. `sluice pool up` has its own cache.",
     )
     kueue: Kueue | None = Field(
         None, description="Queue that admits the engines, apart from the trainers of the jobs."

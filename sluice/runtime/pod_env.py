@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from sluice.api import RLJob, RLJobSpec, manifest
-from sluice.api.schema.paths import VOLUMES, marked, uri_of
+from sluice.api import RLJob
 from sluice.api.schema.problems import describe
 
 # First port and the one after the last. The kernel takes the ports of connections, and of servers
@@ -84,27 +83,13 @@ def read_job(path: Path) -> RLJob:
     """Read a manifest as JSON. Raises ConfigurationError."""
     try:
         document = json.loads(path.read_text())
-        job = RLJob.model_validate(document)
+        return RLJob.model_validate(document)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise ConfigurationError(f"{path}: not valid JSON: {error}") from error
     except ValidationError as error:
         raise ConfigurationError(describe(error, document, str(path))) from error
-    _check_paths(job)
-    return job
-
-
-def _check_paths(job: RLJob) -> None:
-    """Raise ConfigurationError for a URI: `sluice run` has put local paths in place of all."""
-    for path in marked(RLJobSpec, manifest(job)["spec"]):
-        if uri := uri_of(path):
-            volume = f"spec.{VOLUMES[path.kind]}.volume"
-            raise ConfigurationError(
-                f"{path.field}: pods of a cluster do not fetch {uri}: fetch it into a volume "
-                f"(sluice models pull), name that in {volume}, and set this field to the path "
-                "in it"
-            )
 
 
 def read(role: str, variables: Mapping[str, str] | None = None) -> Environment:

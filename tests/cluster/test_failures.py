@@ -156,6 +156,33 @@ async def test_rows_of_own_code_and_a_volume_of_data_go_together(
 
 
 @pytest.mark.usefixtures("unruled")
+async def test_a_running_job_keeps_the_uris_that_it_began_with(
+    operator: Operator, world: World
+) -> None:
+    await world.running(
+        5, model={"path": "hf://org/name"}, downloads={"secretRef": {"name": "bucket"}}
+    )
+    fetching = [
+        pod
+        for pod in await world.objects("Pod")
+        if "fetch" in [init["name"] for init in pod["spec"].get("initContainers", [])]
+    ]
+    assert {pod["metadata"]["labels"]["sluice.dev/role"] for pod in fetching} == {
+        "trainer",
+        "rollout",
+    }
+    await world.change({"trainer": {"steps": 99}})
+
+    async def is_told() -> bool:
+        return "spec.trainer.steps: 10 -> 99" in (await world.condition("Running")).get(
+            "message", ""
+        )
+
+    await world.until(is_told)
+    assert "hf://" not in (await world.condition("Running"))["message"]
+
+
+@pytest.mark.usefixtures("unruled")
 async def test_a_spec_that_becomes_invalid_does_not_end_a_running_job(
     operator: Operator, world: World
 ) -> None:

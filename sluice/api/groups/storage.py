@@ -1,4 +1,4 @@
-"""spec.buffer and spec.checkpoint, with the volume claims that the operator creates for them.
+"""spec.buffer, spec.downloads and spec.checkpoint, with the claims that the operator creates.
 
 By default a job gets a claim for its checkpoints: a trainer that is lost resumes from it, the final
 model stays when the job is deleted, and engines that read weights from a directory find it there.
@@ -145,6 +145,23 @@ class KernelCache(Model):
     volume: VolumeSource = Field(
         description="Kubernetes volume source. Each role has its own directory on it, and "
         "jobs may share it. A claim that pods of several nodes use needs ReadWriteMany."
+    )
+
+
+class Downloads(Model):
+    """Files that URIs of the spec name, as pods of a cluster fetch them."""
+
+    volume: VolumeSource | None = Field(
+        None,
+        description="Kubernetes volume source for what is fetched. A claim or a hostPath keeps it "
+        "for other pods and other jobs; a claim that pods of several nodes use needs "
+        "ReadWriteMany. Default: emptyDir, which each pod fills for itself.",
+    )
+    secret_ref: SecretRef | None = Field(
+        None,
+        description="Secret whose keys become variables of the init containers that fetch, such "
+        "as AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and HF_TOKEN. No other container gets them. "
+        "Default: what the pods have by themselves, such as workload identity.",
     )
 
 

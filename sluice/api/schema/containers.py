@@ -19,9 +19,10 @@ CONTAINERS: Mapping[str, Sequence[str]] = {
     "engine": ("engine",),
 }
 INIT_CONTAINERS: Mapping[str, Sequence[str]] = {
-    "rollout": ("plugin",),
-    "buffer": ("rows",),
-    "engine": ("plugin",),
+    "trainer": ("fetch",),
+    "rollout": ("fetch", "plugin"),
+    "buffer": ("fetch", "rows"),
+    "engine": ("fetch", "plugin"),
 }
 # Names by field of a pod spec, then by role.
 NAMES = {"containers": CONTAINERS, "initContainers": INIT_CONTAINERS}

@@ -212,8 +212,21 @@ def test_unknown_pod_fields_of_an_override_are_refused(tmp_path: Path) -> None:
         pytest.param(
             in_pod({"initContainers": [{"name": "rows"}]}),
             f"{POD}.spec.initContainers[0].name",
-            "no container of trainer pods is named 'rows' (they have none); give it an image to "
-            "add one",
+            "no container of trainer pods is named 'rows' (fetch); give it an image to add one",
+            id="an init container of another role",
+        ),
+        pytest.param(
+            {
+                "podTemplateOverrides": [
+                    {
+                        "roles": ["rendezvous"],
+                        "template": {"spec": {"initContainers": [{"name": "rows"}]}},
+                    }
+                ]
+            },
+            "spec.podTemplateOverrides[0].template.spec.initContainers[0].name",
+            "no container of rendezvous pods is named 'rows' (they have none); give it an image "
+            "to add one",
             id="of a role without any",
         ),
     ],

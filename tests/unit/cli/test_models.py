@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.api import ManifestError, load_job, manifest
-from sluice.runtime.pod_env import ConfigurationError, read_job
+from sluice.api import ManifestError, load_job
 from sluice_cli.models.fetching import local, write_versions
 from sluice_client.resolve import resolve
 from tests.hub import Hub, Repository
@@ -134,10 +133,3 @@ def test_a_wrong_uri_is_found_when_the_manifest_is_read(
     with pytest.raises(ManifestError) as raised:
         load_job(job_file, [change])
     assert message in str(raised.value)
-
-
-def test_pods_say_that_they_fetch_no_uris(job_file: Path, tmp_path: Path) -> None:
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps(manifest(load_job(job_file, ["model.path=hf://org/tiny"]))))
-    with pytest.raises(ConfigurationError, match="pods of a cluster do not fetch hf://org/tiny"):
-        read_job(file)

@@ -65,6 +65,15 @@ JOBS = {
         tls={"enabled": True},
         secrets={"huggingFace": {"name": "hf", "key": "token"}},
     ),
+    "uris": make_job(
+        model={"path": "hf://org/name@v1"},
+        data={"prompts": [{"path": "s3://bucket/rows.jsonl@[0:1000]"}]},
+        downloads={
+            "volume": {"persistentVolumeClaim": {"claimName": "models"}},
+            "secretRef": {"name": "bucket"},
+        },
+        rollout={"gpusPerReplica": 1},
+    ),
     "colocated": make_job(
         trainer={"nodes": 2, "gpusPerNode": 8, "colocate": True},
         rollout={"gpusPerReplica": 4},

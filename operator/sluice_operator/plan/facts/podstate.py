@@ -55,7 +55,16 @@ _OUT_OF = "OutOf"
 _MUST_RUN = {"rendezvous", "buffer", "engine", "worker", "openenv"}
 # Containers with the exit codes of docs/contracts.md. The job's server or sidecar may use them for
 # something else: a Go panic exits with 2, and so does a Python that does not find its script.
-_WITH_CONTRACT = {"rendezvous", "buffer", "rows", "plugin", "engine", "worker", "trainer"}
+_WITH_CONTRACT = {
+    "rendezvous",
+    "buffer",
+    "fetch",
+    "rows",
+    "plugin",
+    "engine",
+    "worker",
+    "trainer",
+}
 _OUT_OF_MEMORY = "OOMKilled"
 # A kubelet's reason if the kernel killed a process because the machine, and not the container, had
 # no memory left.
@@ -236,6 +245,15 @@ def succeeded(pod: KubeObject) -> bool:
         return True
     return any(
         container == role(pod) and end.get("exitCode") == 0 for container, end in _terminated(pod)
+    )
+
+
+def runs_init(pod: KubeObject, container: str) -> bool:
+    """Return True if this init container of the pod runs."""
+    statuses = _status(pod).get("initContainerStatuses") or []
+    return any(
+        status["name"] == container and status.get("state", {}).get("running") is not None
+        for status in statuses
     )
 
 

@@ -119,7 +119,7 @@ def with_credentials(job: RLJob, manifest: Container) -> Container:
             {"name": _OFFLINE, "value": "0"} if variable["name"] == _OFFLINE else variable
             for variable in env
         ]
-        env = [*env, _from_secret(secrets.hugging_face, "HF_TOKEN")]
+        env = [*env, *hub_token(job)]
     if secrets.wandb is not None and name == "trainer":
         env = [*env, _from_secret(secrets.wandb, "WANDB_API_KEY")]
     references = [t.secret_ref for t in job.spec.telemetry.trackers]
@@ -136,6 +136,12 @@ def with_credentials(job: RLJob, manifest: Container) -> Container:
         models = job.spec.rollout.models
         env = [*env, *(_from_secret(m.key, m.key_variable) for m in models if m.key)]
     return manifest | {"env": env}
+
+
+def hub_token(job: RLJob) -> Env:
+    """Return the variable with the job's token for the hub, if it names one."""
+    secret = job.spec.secrets.hugging_face
+    return [] if secret is None else [_from_secret(secret, "HF_TOKEN")]
 
 
 def _from_secret(secret: SecretKey, name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sluice_operator.plan.facts.job_defaults import (
 )
 from sluice_operator.plan.facts.merge import fitting, merge
 from sluice_operator.plan.facts.model import Images, KubeObject
-from sluice_operator.plan.manifests import placement, volumes
+from sluice_operator.plan.manifests import downloads, placement, volumes
 from sluice_operator.plan.manifests.containers import (
     EVERYWHERE,
     bare_container,
@@ -39,7 +39,7 @@ from sluice_operator.plan.manifests.resources import (
     with_pool_resources,
     with_shared_memory_limit,
 )
-from sluice_operator.plan.manifests.volume_paths import DIRECTORIES, path_of_model
+from sluice_operator.plan.manifests.volume_paths import DIRECTORIES, model_path
 
 # Seconds that an engine has for its open requests when it is told to end.
 GRACE_SECONDS = 30
@@ -135,7 +135,7 @@ def _pod_template(pool: RLEnginePool, images: Images, defaults: JobDefaults) -> 
             "enableServiceLinks": False,
             "securityContext": restricted_pod(root=gpus > 0),
             "topologySpreadConstraints": [placement.spread(labels)],
-            "initContainers": [_plugin(pool, images)],
+            "initContainers": [*_fetch(pool, sources, images), _plugin(pool, images)],
             "containers": [_engine(pool, sources, images, defaults)],
             "volumes": [*volumes.entries_of(sources), {"name": plugin.name, "emptyDir": {}}],
         },
@@ -156,6 +156,8 @@ def _sources(pool: RLEnginePool, defaults: JobDefaults) -> dict[str, dict[str, A
     sources: dict[str, dict[str, Any]] = {}
     if pool.spec.model.volume is not None:
         sources["model"] = pool.spec.model.volume
+    if downloads.pool_sources(pool):
+        sources[downloads.VOLUME] = downloads.volume(pool)
     if _has_cache(pool, defaults):
         assert defaults.kernel_cache is not None
         sources["cache"] = defaults.kernel_cache.volume
@@ -182,13 +184,14 @@ def _engine(
     )
     mount_of: dict[str, dict[str, Any]] = {
         "model": {"mountPath": DIRECTORIES["model"], "readOnly": True},
+        downloads.VOLUME: {"mountPath": names.DOWNLOADS_DIR, "readOnly": True},
         "cache": {"mountPath": names.CACHE_DIR, "subPath": _CACHE_ROLE},
         "dshm": {"mountPath": "/dev/shm"},  # noqa: S108
     }
     mounts = [{"name": volumes.holder(sources, name), **mount_of[name]} for name in sources]
     mounts.append(volumes.plugin_mount(launch.pool_plugin()) | {"readOnly": True})
     place = ServerPlacement(
-        model=path_of_model(spec.model),
+        model=model_path(pool),
         bind="$(SLUICE_BIND)",
         port="$(SLUICE_PORT_HTTP)",
         index="0",
@@ -203,6 +206,16 @@ def _engine(
         "securityContext": security_beside_engine("engine", root=spec.gpus_per_replica > 0),
         **engine_probes(launch.health, SILENCE_SECONDS),
     }
+
+
+def _fetch(
+    pool: RLEnginePool, sources: dict[str, dict[str, Any]], images: Images
+) -> list[Container]:
+    """Return the init container that fetches the pool's model, if a URI names it."""
+    if downloads.VOLUME not in sources:
+        return []
+    holder = volumes.holder(sources, downloads.VOLUME)
+    return [downloads.pool_fetch_container(pool, images.rollout, holder)]
 
 
 def _plugin(pool: RLEnginePool, images: Images) -> Container:

@@ -30,6 +30,7 @@ from sluice_operator.plan.manifests.containers import (
 from sluice_operator.plan.manifests.network import KIND as POLICY
 from sluice_operator.plan.manifests.pods import identified
 from sluice_operator.plan.manifests.resources import EPISODE_LIMITS, with_memory_limit
+from sluice_operator.plan.manifests.volume_paths import model_path
 
 _MOUNT = {"name": "episode", "mountPath": names.EPISODE_DIR}
 
@@ -117,7 +118,7 @@ def _program(job: RLJob, environment: RolloutEnvironment) -> dict[str, Any]:
         "OPENAI_API_KEY": names.EPISODE,
         "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_API_KEY": names.EPISODE,
-        "SLUICE_MODEL": PurePosixPath(job.spec.model.path).name,
+        "SLUICE_MODEL": PurePosixPath(model_path(job)).name,
         **environment.env,
     }
     return _container(names.EPISODE, environment.image, environment.command or [], settings)

@@ -10,7 +10,7 @@ from sluice.api.groups.storage import BufferStorage, CheckpointStorage
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults, with_job_defaults
 from sluice_operator.plan.facts.model import KubeObject, Observed
-from sluice_operator.plan.manifests import resource_claims
+from sluice_operator.plan.manifests import downloads, resource_claims
 from sluice_operator.plan.manifests.volume_paths import mounted
 
 
@@ -73,9 +73,12 @@ def rendezvous_address(job: RLJob, observed: Observed) -> str | None:
 def config_map(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> KubeObject:
     """Return the config map with the manifest for the job's pods.
 
-    If the cluster has defaults, it also holds them, for the user to read.
+    It also holds the URIs of the spec, which the manifest has links for, and if the cluster has
+    defaults, those, for the user to read.
     """
     data = {names.JOB_FILE: json.dumps(resolved_manifest(job), indent=2, sort_keys=True) + "\n"}
+    if uris := downloads.uris(job):
+        data[names.URIS_FILE] = json.dumps(uris, indent=2, sort_keys=True) + "\n"
     if defaults != NO_DEFAULTS:
         data[names.DEFAULTS_FILE] = json.dumps(manifest(defaults), indent=2, sort_keys=True) + "\n"
     return {
@@ -187,5 +190,5 @@ def resolved_manifest(job: RLJob) -> dict[str, Any]:
     document.pop("status", None)
     document["apiVersion"], document["kind"] = job.api_version, job.kind
     document["metadata"] = {"name": job.metadata.name, "namespace": job.metadata.namespace}
-    document["spec"] = mounted(document["spec"])
+    document["spec"] = mounted(job, document["spec"])
     return document

@@ -19,7 +19,7 @@ from sluice_operator.plan.facts.job_defaults import with_job_defaults
 from sluice_operator.plan.facts.job_pass import JobPass
 from sluice_operator.plan.facts.merge import fitting, merge
 from sluice_operator.plan.facts.model import Gang, Images, KubeObject, PodGroup, PoolFacts
-from sluice_operator.plan.manifests import placement, queueing, resource_claims, volumes
+from sluice_operator.plan.manifests import downloads, placement, queueing, resource_claims, volumes
 from sluice_operator.plan.manifests.containers import (
     Env,
     common_env,
@@ -147,11 +147,9 @@ def pod(
         },
     }
     spec = merged["spec"]
-    if gang.role == "buffer" and job.spec.row_sources:
-        spec["initContainers"] = [with_credentials(job, _rows(job, common, images))]
     spec["containers"] += openenv(job, gang, index)
-    if gang.role == "rollout" and (plugin := plugin_of(job)):
-        spec["initContainers"] = [plugin_container(job, plugin, images)]
+    if inits := _init_containers(job, gang.role, common, images):
+        spec["initContainers"] = inits
     if gang.role == "rollout" and gang.size > 1:
         spec |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
 
@@ -252,6 +250,18 @@ def _containers(
     ports = {"grpc": names.PORTS["rendezvous"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_rendezvous"]
     return [container(job, "rendezvous", images.rendezvous, command, common + token, ports, mounts)]
+
+
+def _init_containers(job: RLJob, role: str, common: Env, images: Images) -> list[Container]:
+    containers = []
+    if (holder := volumes.downloads_holder(job, role)) is not None:
+        image = {"trainer": images.trainer, "rollout": images.rollout, "buffer": images.buffer}
+        containers.append(downloads.fetch_container(job, role, image[role], common, holder))
+    if role == "buffer" and job.spec.row_sources:
+        containers.append(with_credentials(job, _rows(job, common, images)))
+    if role == "rollout" and (plugin := plugin_of(job)):
+        containers.append(plugin_container(job, plugin, images))
+    return containers
 
 
 def _rows(job: RLJob, common: Env, images: Images) -> Container:

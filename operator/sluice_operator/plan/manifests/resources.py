@@ -36,6 +36,8 @@ _PROGRAM_BYTES = 256 << 20
 # A token of a sample under way, as Python holds its id, log-prob, mask and version.
 _TOKEN_BYTES = 256
 _PLUGIN_REQUESTS, _PLUGIN_LIMIT = {"cpu": "50m", "memory": "64Mi"}, "512Mi"
+# Eight pieces of 32 MiB are under way at a time, and the hub's client has buffers of its own.
+_FETCH_REQUESTS, _FETCH_LIMIT = {"cpu": "100m", "memory": "256Mi"}, "4Gi"
 _MEMBER_MIB = 2  # memory of the rendezvous for each member
 
 
@@ -62,6 +64,8 @@ def with_pool_resources(gpus: int, container: Container) -> Container:
         return _with_defaults(container, _engine_requests(gpus), _engine_limit(gpus))
     if container["name"] == "plugin":
         return _with_defaults(container, _PLUGIN_REQUESTS, _PLUGIN_LIMIT)
+    if container["name"] == "fetch":
+        return _with_defaults(container, _FETCH_REQUESTS, _FETCH_LIMIT)
     return container
 
 
@@ -129,6 +133,7 @@ def _requests(job: RLJob, name: str) -> Mapping[str, str]:
         "buffer": {"cpu": "100m"},
         "rows": {"cpu": "100m", "memory": str(job.spec.buffer.memory)},
         "plugin": _PLUGIN_REQUESTS,
+        "fetch": _FETCH_REQUESTS,
         "rendezvous": {"cpu": "50m", "memory": "128Mi"},
         "openenv": {"cpu": "100m", "memory": "256Mi"},
     }.get(name, {})
@@ -165,6 +170,7 @@ def _limit(job: RLJob, name: str) -> str | None:
         "buffer": str(job.spec.buffer.memory),
         "rows": str(job.spec.buffer.memory),
         "plugin": _PLUGIN_LIMIT,
+        "fetch": _FETCH_LIMIT,
         "rendezvous": f"{1024 + _MEMBER_MIB * members}Mi",
         "openenv": EPISODE_LIMITS[names.EPISODE],
     }.get(name)

@@ -1,36 +1,44 @@
-"""Paths of a spec that are in volumes: as pods see them, and as users write them."""
+"""Paths of a spec: as pods see them, and as users write them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from sluice.api import ModelSource, RLJob
-from sluice.api.job import RLJobSpec
-from sluice.api.pool import PoolModel
-from sluice.api.schema.paths import VOLUMES, MarkedPath, rewritten, volume_of
+from sluice.api import RLJob, RLJobSpec
+from sluice.api.schema.paths import VOLUMES, MarkedPath, rewritten, uri_of, volume_of
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.manifests import downloads
 
 # Directories in pods at which the volumes of a spec's paths are mounted.
 DIRECTORIES: Mapping[str, str] = {"model": names.MODEL_DIR, "data": names.DATA_DIR}
 
 
-def mounted(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec as pods see it. Paths in mounted directories stay as they are."""
-    return _in_volumes(spec, _mounted)
+def mounted(job: RLJob, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job's spec as pods see it. Paths in mounted directories stay as they are."""
+    return rewritten(RLJobSpec, spec, lambda path: _in_pod(path, spec, job))
 
 
 def spelled(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec with paths relative to the root of their volume.
+    """Return the spec with each path in one spelling, so that two specs can be compared.
 
-    Each path has one spelling, so that two specs can be compared.
+    Paths in a volume are relative to its root.
     """
-    return _in_volumes(spec, relative)
+
+    def new_path(path: MarkedPath) -> str:
+        directory = _directory(path, spec)
+        if directory is None:
+            return downloads.canonical(path, spec)
+        return relative(path.value, directory)
+
+    return rewritten(RLJobSpec, spec, new_path)
 
 
-def model_path(job: RLJob) -> str:
-    """Return the path of a job's model in a pod."""
-    return path_of_model(job.spec.model)
+def model_path(owner: names.Owner) -> str:
+    """Return the path of the model of a job or a pool in a pod."""
+    model = owner.spec.model
+    path = MarkedPath("spec.model.path", "model", model.path)
+    return _in_pod(path, {"model": {"volume": model.volume}}, owner)
 
 
 def draft_path(job: RLJob) -> str | None:
@@ -38,23 +46,22 @@ def draft_path(job: RLJob) -> str | None:
     speculative = job.spec.rollout.speculative
     if speculative is None or speculative.model is None:
         return None
-    in_volume = job.spec.model.volume is not None
-    return _mounted(speculative.model, names.MODEL_DIR) if in_volume else speculative.model
+    path = MarkedPath("spec.rollout.speculative.model", "draft", speculative.model)
+    return _in_pod(path, {"model": {"volume": job.spec.model.volume}}, job)
 
 
-def path_of_model(model: ModelSource | PoolModel) -> str:
-    """Return the path of a model in a pod."""
-    return model.path if model.volume is None else _mounted(model.path, names.MODEL_DIR)
+def _in_pod(path: MarkedPath, spec: Mapping[str, Any], owner: names.Owner) -> str:
+    directory = _directory(path, spec)
+    if directory is None:
+        return downloads.path_in_pod(path, spec, owner)
+    return _mounted(path.value, directory)
 
 
-def _in_volumes(spec: Mapping[str, Any], new: Callable[[str, str], str]) -> dict[str, Any]:
-    """Return a copy of the spec, with `new(path, directory of its volume)` for paths in volumes."""
-
-    def new_path(path: MarkedPath) -> str:
-        in_volume = volume_of(path, spec) is not None
-        return new(path.value, DIRECTORIES[VOLUMES[path.kind]]) if in_volume else path.value
-
-    return rewritten(RLJobSpec, spec, new_path)
+def _directory(path: MarkedPath, spec: Mapping[str, Any]) -> str | None:
+    """Return the directory in pods of the volume that a path is in; None if it is in none."""
+    if uri_of(path) or volume_of(path, spec) is None:
+        return None
+    return DIRECTORIES[VOLUMES[path.kind]]
 
 
 def _mounted(path: str, directory: str) -> str:

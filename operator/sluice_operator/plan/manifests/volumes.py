@@ -16,6 +16,7 @@ from sluice.api.groups.data import MADE_ROWS
 from sluice.engines import engine_of
 from sluice.engines.protocol import Plugin
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.manifests import downloads
 from sluice_operator.plan.manifests.volume_paths import DIRECTORIES
 
 SHARED_MEMORY: dict[str, Any] = {"emptyDir": {"medium": "Memory"}}
@@ -38,6 +39,12 @@ def mounts(job: RLJob, role: str, index: int = 0) -> list[dict[str, Any]]:
         for name in sources
         for mount in _mounts(job, role, name)
     ]
+
+
+def downloads_holder(job: RLJob, role: str) -> str | None:
+    """Return the name of the pod's volume for what is fetched; None if it fetches nothing."""
+    sources = _sources(job, role)
+    return holder(sources, downloads.VOLUME) if downloads.VOLUME in sources else None
 
 
 def rows_mount() -> dict[str, Any]:
@@ -77,6 +84,8 @@ def _sources(job: RLJob, role: str, index: int = 0) -> dict[str, dict[str, Any]]
         return sources
     named = {"model": job.spec.model.volume, "data": job.spec.data.volume}
     sources |= {name: source for name, source in named.items() if source is not None}
+    if downloads.sources(job, role):
+        sources[downloads.VOLUME] = downloads.volume(job)
     if role == "buffer":
         sources["storage"] = {"persistentVolumeClaim": {"claimName": names.storage_name(job)}}
         return sources
@@ -158,6 +167,8 @@ def _mounts(job: RLJob, role: str, name: str) -> list[dict[str, Any]]:
         return _run_mounts(job, role, name)
     if name == "cache":
         return [{"mountPath": names.CACHE_DIR, "subPath": role}]
+    if name == downloads.VOLUME:
+        return [{"mountPath": names.DOWNLOADS_DIR, "readOnly": True}]
     paths = {
         "config": names.CONFIG_DIR,
         "storage": names.STORAGE_DIR,
