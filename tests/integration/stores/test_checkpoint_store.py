@@ -25,7 +25,7 @@ from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore, read_ran
 from tests.fault_proxy import Cut, Fault, FaultProxy, ProxiedRequest, Silence, Status
 from tests.integration.stores import save_and_die
 from tests.integration.stores.save_and_die import save
-from tests.s3 import S3Server
+from tests.s3 import S3Server, clean_clients
 
 
 def store_in(server: S3Server, attempt: int = 1, bucket: str = "") -> CheckpointStore:
@@ -232,7 +232,10 @@ def test_sluice_run_checks_the_store_before_it_starts(
     store = store_in(s3)
     check_store(job_with(str(store.uri)))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(ManifestError, match=r"spec\.checkpoint\.to: .*SignatureDoesNotMatch"):
+    with (
+        clean_clients(),
+        pytest.raises(ManifestError, match=r"spec\.checkpoint\.to: .*SignatureDoesNotMatch"),
+    ):
         check_store(job_with(str(store.uri)))
     with pytest.raises(ManifestError, match=r"spec\.checkpoint\.to: .* has an empty part"):
         check_store(job_with("s3://bucket/a/../b"))
