@@ -25,28 +25,23 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.processes import small_engine
 from benchmarks.shapes import SHAPES, write_config
-from benchmarks.updates import update, update_sender
+from benchmarks.updates import NVLINK, random_engine, update, update_sender
 from sluice.engines.plugin_common import pool_credential
 from sluice.engines.protocol import ADAPTER_PREFIX, ADAPTER_SCALING
 from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.runtime.pod_env import free_port
 
 GPUS = torch.cuda.device_count()
-# As in every engine and trainer: NCCL cannot share memory between processes that differ in it.
-NVLINK = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 KEY = "5a" * 32
 PROMPT = 64
-GRAPHS = "--disable-piecewise-cuda-graph --cuda-graph-max-bs {}"
 _names = itertools.count()
 # Returns the body of a request, besides its prompt, and the client that sends it.
 Way = Callable[[int], tuple[Client, dict[str, Any]]]
@@ -125,41 +120,17 @@ async def rate(options: argparse.Namespace, way: Way) -> float:
     return options.requests * options.tokens / (time.perf_counter() - started)
 
 
-@asynccontextmanager
-async def engine(
+def engine(
     options: argparse.Namespace, directory: Path, way: str, arguments: list[str], **variables: str
-) -> AsyncIterator[int]:
-    """Run a server on the first GPU; yield its port."""
-    port = free_port()
-    room = str(2 * options.requests * (PROMPT + options.tokens))
-    own = dict(os.environ)
-    os.environ |= ({"CUDA_VISIBLE_DEVICES": "0"} if GPUS else {}) | variables
-    try:
-        server = small_engine(
-            directory / "model",
-            port,
-            *("--load-format", "dummy", "--max-total-tokens", room, "--skip-tokenizer-init"),
-            *(GRAPHS.format(options.requests).split() if GPUS else []),
-            *arguments,
-            way=way,
-            cpu=not GPUS,
-        )
-    finally:
-        os.environ.clear()
-        os.environ |= own
-    try:
-        async with Probe(f"http://127.0.0.1:{port}") as probe:
-            await server.ready(probe, 400)
-        yield port
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-class Probe(Client):
-    """Asks whether a server answers, and nothing that a pool tells only its jobs."""
-
-    async def learn(self) -> None: ...
+) -> AbstractAsyncContextManager[int]:
+    return random_engine(
+        directory / "model",
+        options.requests,
+        PROMPT + options.tokens,
+        *arguments,
+        way=way,
+        variables=variables,
+    )
 
 
 def lora_arguments(options: argparse.Namespace) -> list[str]:

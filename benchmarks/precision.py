@@ -1,4 +1,4 @@
-"""What `rollout.precision` buys, and what it costs: updates, generation and log-probs.
+"""Updates, generation and log-probs of engines with each `rollout.precision`.
 
     python benchmarks/precision.py [--shape qwen3-4b] [--precisions bf16 fp8 fp8_block int8]
         [--requests 64 256] [--tokens 256] [--rounds 3] [--engine-args "..."] [--json FILE]
@@ -24,8 +24,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,19 +32,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.processes import small_engine
 from benchmarks.shapes import SHAPES, write_config
-from benchmarks.updates import update, update_sender
+from benchmarks.updates import NVLINK, random_engine, update, update_sender
 from sluice.engines.plugin_common.precision import VARIABLE
 from sluice.engines.protocol import Generation
 from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.runtime.pod_env import free_port
 from sluice_trainer.model.quantize import quantized
 
 GPUS = torch.cuda.device_count()
-# As in every engine and trainer: NCCL cannot share memory between processes that differ in it.
-NVLINK = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 PROMPT = 64
 BUCKET = 1 << 30
 _names = itertools.count()
@@ -53,7 +48,7 @@ _names = itertools.count()
 
 @dataclass(frozen=True)
 class Measured:
-    """One engine's figures."""
+    """Figures of an engine."""
 
     update_ms: list[float]
     update_bytes: int
@@ -107,7 +102,14 @@ async def measure(options: argparse.Namespace, directory: Path) -> dict[str, Mea
     model = make_model(options, directory)
     results: dict[str, Measured] = {}
     for precision in options.precisions:
-        async with engine(options, directory, precision) as port:
+        async with random_engine(
+            directory,
+            max(options.requests),
+            PROMPT + options.tokens,
+            *options.engine_args.split(),
+            way=f"{PATH}/launch_server.py",
+            variables={} if precision == "bf16" else {VARIABLE: precision},
+        ) as port:
             try:
                 results[precision] = await measured(options, model, precision, port)
             except SystemExit as error:  # the other precisions are measured all the same
@@ -189,39 +191,6 @@ async def difference(options: argparse.Namespace, client: Client, model: Any) ->
         expected = logits.log_softmax(-1).gather(1, row[0, PROMPT:, None])[:, 0].cpu()
         differences += (expected - torch.tensor(answer.log_probs)).abs().tolist()
     return statistics.fmean(differences)
-
-
-@asynccontextmanager
-async def engine(
-    options: argparse.Namespace, directory: Path, precision: str
-) -> AsyncIterator[int]:
-    """Run a server on the first GPU; yield its port."""
-    port = free_port()
-    room = str(2 * max(options.requests) * (PROMPT + options.tokens))
-    own = dict(os.environ)
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "0", **NVLINK} if GPUS else {}
-    os.environ |= {} if precision == "bf16" else {VARIABLE: precision}
-    graphs = ("--cuda-graph-max-bs", str(max(options.requests))) if GPUS else ()
-    try:
-        server = small_engine(
-            directory,
-            port,
-            *("--load-format", "dummy", "--max-total-tokens", room, "--skip-tokenizer-init"),
-            *graphs,
-            *options.engine_args.split(),
-            way=f"{PATH}/launch_server.py",
-            cpu=not GPUS,
-        )
-    finally:
-        os.environ.clear()
-        os.environ |= own
-    try:
-        async with Client(f"http://127.0.0.1:{port}") as client:
-            await server.ready(client, 400)
-        yield port
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 if __name__ == "__main__":

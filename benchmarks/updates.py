@@ -1,16 +1,24 @@
-"""Weight updates to one engine by a trainer of nothing but tensors, for several benchmarks."""
+"""An engine with random weights and updates of them, for several benchmarks.
+
+The trainer has only tensors. With two GPUs the engine has the first one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks.processes import small_engine
 from sluice.api import WeightSync
 from sluice.engines.sglang import Sglang
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.layout import Layout
+from sluice.runtime.pod_env import free_port
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
@@ -19,6 +27,68 @@ from sluice_rendezvous.service import RendezvousService
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.sender import WeightSender
+
+# As in every engine and trainer: NCCL cannot share memory between processes that differ in it.
+NVLINK = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+GRAPHS = "--disable-piecewise-cuda-graph --cuda-graph-max-bs {}"
+
+
+class Probe(Client):
+    """Asks whether a server answers, and nothing that a pool tells only its jobs."""
+
+    async def learn(self) -> None: ...
+
+
+@asynccontextmanager
+async def random_engine(
+    model: Path,
+    requests: int,
+    tokens: int,
+    *arguments: str,
+    way: str,
+    variables: Mapping[str, str],
+) -> AsyncIterator[int]:
+    """Run SGLang with random weights on the first GPU, or on the CPU; yield its port.
+
+    Parameters
+    ----------
+    model
+        Directory with the model's config.
+    requests, tokens
+        Number of requests at a time, and of the tokens of each, prompt included.
+    arguments
+        More of the server's arguments.
+    way
+        How Python starts the server.
+    variables
+        More of its environment.
+
+    """
+    gpus = torch.cuda.is_available()
+    port = free_port()
+    room = str(2 * requests * tokens)
+    own = dict(os.environ)
+    os.environ |= ({"CUDA_VISIBLE_DEVICES": "0", **NVLINK} if gpus else {}) | dict(variables)
+    try:
+        server = small_engine(
+            model,
+            port,
+            *("--load-format", "dummy", "--max-total-tokens", room, "--skip-tokenizer-init"),
+            *(GRAPHS.format(requests).split() if gpus else []),
+            *arguments,
+            way=way,
+            cpu=not gpus,
+        )
+    finally:
+        os.environ.clear()
+        os.environ |= own
+    try:
+        async with Probe(f"http://127.0.0.1:{port}") as probe:
+            await server.ready(probe, 400)
+        yield port
+    finally:
+        server.terminate()
+        server.wait(60)
 
 
 @asynccontextmanager
@@ -30,7 +100,7 @@ async def update_sender(
     Parameters
     ----------
     port
-        Of the engine's server, on this machine.
+        Port of the engine's server on this machine.
     weight_sync
         The job's `weightSync`, but its transport: NCCL, or gloo without GPUs.
     source
