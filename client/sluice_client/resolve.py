@@ -14,7 +14,7 @@ from sluice.api.schema.paths import (
     split_slice,
     volume_of,
 )
-from sluice.stores.uri import hub_id, local_path, parse_uri
+from sluice.uri import hub_id, local_path, parse_uri
 
 
 def resolve(job: RLJob, base: Path) -> RLJob:

@@ -1,6 +1,6 @@
 """The cache of this machine for files of the hub, of object stores and of web servers.
 
-Every version of a URI has a directory of its own, which is whole from the moment it has its name,
+Every version of a URI has a directory, which is whole from the moment it has its name,
 and never changes after:
 
     ROOT/s3/QWEN-<digest of the URI>/<version>/QWEN/...    and .sluice.json beside QWEN
@@ -29,7 +29,7 @@ from sluice.api.schema.base import quantity_value
 from sluice.stores import hub, objects
 from sluice.stores.errors import StoreError
 from sluice.stores.objects import Progress
-from sluice.stores.uri import Uri, digest, is_pattern, local_name
+from sluice.uri import Uri, digest, is_pattern, local_name
 
 _RECORD = ".sluice.json"
 _LOCK = ".lock"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from sluice.stores.uri import Uri, UriError
+from sluice.uri import Uri, UriError
 
 Kind = Literal[
     "package", "credential", "clock", "missing", "exists", "full", "busy", "slow", "cut", "other"
@@ -75,8 +75,7 @@ _CUT = {
     "ServiceResponseError",
 }
 _MISSING = {"FileNotFoundError", "EntryNotFoundError", "ResourceNotFoundError", "NoSuchKey", "404"}
-
-
+# Errors of the calling program.
 _MISTAKES = (AssertionError, AttributeError, NameError, TypeError)
 
 
@@ -257,7 +256,7 @@ def _code(facts: _Facts) -> str:
 
 
 def _no_account(error: BaseException) -> bool:
-    # adlfs and azure-storage have no class of their own for this.
+    # adlfs and azure-storage raise a plain ValueError.
     return isinstance(error, ValueError) and "account_name" in str(error)
 
 

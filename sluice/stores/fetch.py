@@ -13,15 +13,17 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from sluice.runtime import pod_env
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.stores.cache import Fetched, fetch
 from sluice.stores.errors import StoreError
+from sluice.stores.retrying import retried
 from sluice.stores.sources import Source
-from sluice.stores.uri import Uri, link_of, parse_uri
 from sluice.telemetry import logs
+from sluice.uri import Uri, link_of, parse_uri
 
 # Errors that no restart cures.
 _FINAL = ("package", "credential", "missing", "full")
@@ -74,19 +76,26 @@ def _write_once(file: Path, text: str) -> str:
 
 
 def _patiently(source: Source, version: str | None) -> Fetched:
-    """Fetch a URI; ask again after errors that pass, since a new pod would begin from nothing."""
+    """Fetch a URI; ask again after errors that pass, because a new pod would have to start over."""
     shown = _Shown(source.uri)
-    until, arrived = time.monotonic() + _PATIENCE_SECONDS, 0
+    return retried(
+        lambda: fetch(source.uri, version=version, progress=shown),
+        _pauses(shown, time.monotonic() + _PATIENCE_SECONDS),
+        report=lambda error, _: logs.get().warning(
+            "fetching again", field=source.field, error=str(error)
+        ),
+    )
+
+
+def _pauses(shown: _Shown, end: float) -> Iterator[float]:
+    """Yield pauses until `end`, which moves on to `_PATIENCE_SECONDS` after bytes have arrived."""
+    arrived = 0
     while True:
-        try:
-            return fetch(source.uri, version=version, progress=shown)
-        except StoreError as error:
-            if shown.done > arrived:
-                until, arrived = time.monotonic() + _PATIENCE_SECONDS, shown.done
-            if not error.transient or time.monotonic() > until:
-                raise
-            logs.get().warning("fetching again", field=source.field, error=str(error))
-            time.sleep(_PAUSE_SECONDS)
+        if shown.done > arrived:
+            end, arrived = time.monotonic() + _PATIENCE_SECONDS, shown.done
+        if time.monotonic() > end:
+            return
+        yield _PAUSE_SECONDS
 
 
 class _Shown:
@@ -100,8 +109,8 @@ class _Shown:
         if (now := time.monotonic()) < self._next_at and done < total:
             return
         self._next_at = now + _LOG_SECONDS
-        of = f" of {total / 1e9:.1f}" if total else ""
-        logs.get().info("fetching", uri=str(self._uri), arrived=f"{done / 1e9:.1f}{of} GB")
+        size = f" of {total / 1e9:.1f}" if total else ""
+        logs.get().info("fetching", uri=str(self._uri), arrived=f"{done / 1e9:.1f}{size} GB")
 
 
 def _source(word: str) -> Source:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.runtime.extras import install_command
 from sluice.stores.errors import StoreError, store_errors
-from sluice.stores.uri import Scheme, Uri
+from sluice.uri import Scheme, Uri
 
 # Seconds in which a connection must be made.
 CONNECT_SECONDS = 10.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.stores.errors import StoreError, offline, store_errors
 from sluice.stores.objects import Progress
-from sluice.stores.uri import Uri
+from sluice.uri import Uri
 
 # Seconds between two looks at what has arrived.
 _LOOK_SECONDS = 5.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from typing import Any
 
 from sluice.stores.errors import StoreError, store_errors
 from sluice.stores.filesystem import filesystem
-from sluice.stores.uri import Uri, is_pattern
+from sluice.stores.retrying import retried
+from sluice.uri import Uri, is_pattern
 
 # Gets the bytes that have arrived, and the bytes of all files.
 Progress = Callable[[int, int], None]
@@ -26,7 +26,8 @@ Progress = Callable[[int, int], None]
 # Bytes of a piece: a request of a few seconds. All pieces in flight are in memory.
 _PIECE = 32 << 20
 _THREADS = 8
-_ATTEMPTS = 4
+# Seconds between the attempts to read a piece.
+_PAUSES = (1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,8 @@ def _piece(uri: Uri, file: RemoteFile, pieces: _Pieces, number: int, counter: _C
             raise StoreError(f"{uri}: {file.name} is shorter than its listing says", "cut")
         return content
 
-    pieces.write(number, _repeated(read))
+    # The store's client has tried several times, too.
+    pieces.write(number, retried(read, _PAUSES))
     counter.add(length)
 
 
@@ -240,20 +242,8 @@ def _whole(uri: Uri, file: RemoteFile, target: Path, counter: _Counter) -> None:
         if file.size is not None and incomplete.stat().st_size != file.size:
             raise StoreError(f"{uri}: the connection was cut before the end of the file", "cut")
 
-    _repeated(read)
+    retried(read, _PAUSES)
     counter.add(incomplete.stat().st_size)
-
-
-def _repeated(read: Callable[[], Any]) -> Any:
-    """Call again after an error that may pass; the store's client has tried several times, too."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return read()
-        except StoreError as error:
-            if not error.transient or attempt == _ATTEMPTS:
-                raise
-            time.sleep(0.5 * 2**attempt)
-    raise AssertionError
 
 
 def _finish(uri: Uri, file: RemoteFile, target: Path) -> None:

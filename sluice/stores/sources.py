@@ -11,7 +11,7 @@ from sluice.api.schema.paths import MarkedPath, marked, rewritten, split_slice, 
 from sluice.stores.cache import Fetched, fetch
 from sluice.stores.errors import StoreError
 from sluice.stores.objects import Progress
-from sluice.stores.uri import Uri
+from sluice.uri import Uri
 
 J = TypeVar("J", RLJob, RLEnginePool)
 

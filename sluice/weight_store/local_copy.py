@@ -45,7 +45,7 @@ class LocalCopy:
     Attributes
     ----------
     store
-        Where versions come from.
+        Store of the versions.
     directory
         The directory, which belongs to this copy alone.
     held

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from sluice.api import RLJob
 from sluice.stores import StoreError, Uri, filesystem, parse_uri, store_errors
-from sluice.stores.uri import local_path
+from sluice.uri import local_path
 from sluice.wire import rpc
 
 T = TypeVar("T")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.stores import StoreError
+from sluice.stores.retrying import retried, until
 from sluice.telemetry import logs
 from sluice.weight_store import delta
 from sluice.weight_store.delta import contents
@@ -49,7 +50,7 @@ class Published:
     bytes
         Bytes of all objects that were written.
     delta_bytes
-        Of these, what an engine with the version before has to fetch; None if it needs a snapshot.
+        Bytes that an engine with the previous version has to fetch; None if it needs a snapshot.
     full_bytes
         Bytes of the version's files.
 
@@ -78,7 +79,7 @@ class Publisher:
         Parameters
         ----------
         store
-            Where versions go.
+            Store of the versions.
         attempt
             Attempt of the trainer.
         base
@@ -154,7 +155,7 @@ class Publisher:
             earlier=self._entries,
         )
         text = manifest.model_dump_json().encode()
-        retried(lambda: self._store.put(f"{id_.directory}/{MANIFEST}", text), deadline)
+        _retried(lambda: self._store.put(f"{id_.directory}/{MANIFEST}", text), deadline)
         self._entries = kept(manifest.entries, self._keep)
         self._files = {file.name: file for file in stored}
         shutil.rmtree(self._base, ignore_errors=True)
@@ -186,7 +187,7 @@ class Publisher:
             encoded = delta.encode(contents(self._base / path.name), new)
             if len(encoded) < len(new):
                 name = f"{path.name}.delta"
-                retried(lambda: self._store.put(f"{id_.directory}/{name}", encoded), deadline)
+                _retried(lambda: self._store.put(f"{id_.directory}/{name}", encoded), deadline)
                 difference = StoredObject(
                     name=name, bytes=len(encoded), digest=delta.digest(encoded)
                 )
@@ -207,14 +208,14 @@ class Publisher:
         compressed = self._base.with_name(name)
         try:
             delta.compress_file(path, compressed)
-            retried(lambda: self._store.put_file(f"{id_.directory}/{name}", compressed), deadline)
+            _retried(lambda: self._store.put_file(f"{id_.directory}/{name}", compressed), deadline)
             data = contents(compressed)
             return StoredObject(name=name, bytes=len(data), digest=delta.digest(data))
         finally:
             compressed.unlink(missing_ok=True)
 
     def _remove_old(self, read: Collection[VersionId]) -> None:
-        """Remove versions that nobody needs. A store that refuses is asked at the next snapshot."""
+        """Remove versions that are not needed. After a failure the next snapshot tries again."""
         try:
             present = [id_ for name in self._store.directories() if (id_ := id_of(name))]
             ids = {entry.id for entry in self._entries}
@@ -224,17 +225,7 @@ class Publisher:
             logs.get().warning("cannot remove old weights from the store", reason=str(error))
 
 
-def retried(put: Callable[[], None], deadline: float) -> None:
-    """Call until it succeeds.
-
-    Raises the StoreError of the last try after the deadline, or that of a try which no other can
-    cure.
-    """
-    while True:
-        try:
-            return put()
-        except StoreError as error:
-            permanent = error.kind in PERMANENT
-            if permanent or time.monotonic() + AGAIN_SECONDS > deadline:
-                raise
-            time.sleep(AGAIN_SECONDS)
+def _retried(put: Callable[[], None], deadline: float) -> None:
+    """Repeat until it succeeds. Raises the last StoreError after the deadline."""
+    pauses = until(deadline, AGAIN_SECONDS, AGAIN_SECONDS)
+    retried(put, pauses, is_final=lambda error: error.kind in PERMANENT)

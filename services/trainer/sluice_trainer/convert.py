@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.stores import StoreError, UriError
-from sluice.stores.uri import local_path
+from sluice.uri import local_path
 from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.checkpoint.checkpoint_directory import DamagedError
 from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from sluice.api.schema.annotations import MarkedField, annotated_fields, field_path, places
 from sluice.api.schema.base import Model
-from sluice.stores.uri import Uri, UriError, parse_uri
+from sluice.uri import Uri, UriError, parse_uri
 
 # Target of a path: a checkpoint, a draft model, an adapter, a tokenizer, prompt files, dumped
 # rollouts, a Python function; or a word of a command, which may name a file.

@@ -76,7 +76,7 @@ def test_what_arrived_before_a_cut_is_not_read_again(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_PIECE", 1000)
-    monkeypatch.setattr(objects, "_ATTEMPTS", 1)
+    monkeypatch.setattr(objects, "_PAUSES", ())
     monkeypatch.setattr(objects, "_THREADS", 1)
     content = os.urandom(5500)
     uri, down = model(s3, content), True

@@ -13,7 +13,7 @@ import pytest
 
 from sluice.stores import StoreError, Uri, cache, fetch, hub, parse_uri
 from sluice.stores.sources import Source
-from sluice.stores.uri import link_of
+from sluice.uri import link_of
 from tests.hub import Hub, Repository
 from tests.s3 import S3Server
 

@@ -22,7 +22,7 @@ from sluice.api.schema.paths import (
     volume_of,
 )
 from sluice.stores.sources import Source
-from sluice.stores.uri import Uri, hub_id, link_of, local_path
+from sluice.uri import Uri, hub_id, link_of, local_path
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.manifests.containers import (
     Env,
@@ -74,7 +74,7 @@ def canonical(path: MarkedPath, spec: Mapping[str, Any]) -> str:
 
 
 def uris(job: RLJob) -> dict[str, str]:
-    """Return the URI that each link in the manifest of the job's pods stands for."""
+    """Return the URI of each link in the manifest of the job's pods."""
     spec = manifest(job)["spec"]
     found = _sources(marked(RLJobSpec, spec), spec)
     return {link_of(source.uri, links(job)): str(source.uri) for source in found}
@@ -121,7 +121,7 @@ def fetch_container(job: RLJob, role: str, image: str, common: Env, holder: str)
     Parameters
     ----------
     job, role
-        Of the pod.
+        The pod's job and role.
     image
         Image with sluice's code.
     common
@@ -144,7 +144,7 @@ def pool_fetch_container(pool: RLEnginePool, image: str, holder: str) -> Contain
 
 def _container(
     owner: RLJob | RLEnginePool,
-    of: list[Source],
+    fetched: list[Source],
     image: str,
     env: Env,
     holder: str,
@@ -152,7 +152,7 @@ def _container(
     root: bool,
 ) -> Container:
     # A dollar sign is doubled, because Kubernetes replaces $(NAME).
-    words = [f"{source.field}={source.uri}".replace("$", "$$") for source in of]
+    words = [f"{source.field}={source.uri}".replace("$", "$$") for source in fetched]
     command = ["python", "-m", "sluice.stores.fetch", *words]
     places = {
         "SLUICE_LINKS": links(owner),

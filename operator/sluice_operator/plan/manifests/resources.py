@@ -36,7 +36,7 @@ _PROGRAM_BYTES = 256 << 20
 # A token of a sample under way, as Python holds its id, log-prob, mask and version.
 _TOKEN_BYTES = 256
 _PLUGIN_REQUESTS, _PLUGIN_LIMIT = {"cpu": "50m", "memory": "64Mi"}, "512Mi"
-# Eight pieces of 32 MiB are under way at a time, and the hub's client has buffers of its own.
+# Eight pieces of 32 MiB are fetched at a time, and the hub's client has buffers, too.
 _FETCH_REQUESTS, _FETCH_LIMIT = {"cpu": "100m", "memory": "256Mi"}, "4Gi"
 _MEMBER_MIB = 2  # memory of the rendezvous for each member
 

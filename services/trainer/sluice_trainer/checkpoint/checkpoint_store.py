@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from sluice.stores import StoreError, Uri, filesystem, parse_uri, store_errors
+from sluice.stores import StoreError, Uri, filesystem, parse_uri, retrying, store_errors
 from sluice.telemetry import logs
 from sluice_trainer.checkpoint.checkpoint_directory import (
     CHECKSUM,
@@ -221,7 +221,7 @@ class CheckpointStore:
             file.closed = True
             with _logged(f"{uri}: an unfinished upload was not aborted"), store_errors(uri):
                 file.discard()
-            if stream.error is not None:  # torch replaces it with an error of its own
+            if stream.error is not None:  # torch replaces it
                 raise stream.error from error
             raise
 
@@ -392,7 +392,7 @@ class CheckpointStore:
             fs.put_file(str(path), uri.path, **options)
 
     def _put(self, uri: Uri, content: bytes, *, new: bool = False) -> None:
-        """Write an object. new: fail if it exists, where the store has conditional writes."""
+        """Write an object. new: fail if it exists, if the store has conditional writes."""
         fs = filesystem(uri)
         mode = "create" if new else "overwrite"
         options = {"overwrite": not new} if uri.scheme == "az" else {"mode": mode}
@@ -444,20 +444,17 @@ class ShardUpload:
 
 def retried(operation: Callable[[], T]) -> T:
     """Repeat an operation while the store is busy, slow or cut off, for `RETRY_SECONDS`."""
-    end, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
-    while True:
-        try:
-            return operation()
-        except StoreError as error:
-            if not error.transient:
-                raise
-            if time.monotonic() + pause > end:
-                raise StoreError(
-                    f"{error}; given up after {RETRY_SECONDS:.0f} s", error.kind
-                ) from error
-            logs.get().warning(f"{error}; trying again in {pause:.0f} s")
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+    pauses = retrying.until(time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE, _LONGEST_PAUSE)
+
+    def report(error: StoreError, pause: float) -> None:
+        logs.get().warning(f"{error}; trying again in {pause:.0f} s")
+
+    try:
+        return retrying.retried(operation, pauses, report=report)
+    except StoreError as error:
+        if not error.transient:
+            raise
+        raise StoreError(f"{error}; given up after {RETRY_SECONDS:.0f} s", error.kind) from error
 
 
 def shard_source(directory: Path) -> Uri | None:

@@ -217,7 +217,7 @@ def tree_speculative_sampling_target_only(
     threshold_acc: float,
     deterministic: bool,
 ) -> None:
-    """Sample from the target's distribution, with nodes of the tree as outcomes where it has them.
+    """Sample from the target's distribution, by accepting nodes of the tree if they are drawn.
 
     A child is accepted with its probability. If none is, the token comes from the rest of the
     distribution.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.stores import Uri, UriError, hub_id, parse_uri
-from sluice.stores.uri import is_uri, local_path
+from sluice.uri import is_uri, local_path
 
 
 @pytest.mark.parametrize(
