@@ -121,6 +121,8 @@ _FAMILIES["qwen3_vl_moe"] = (
     "Qwen3VL",
     {
         **_QWEN3_VL[2],
+        # One above each level of the tower: the last layer's outputs at images reach no loss.
+        "num_hidden_layers": 4,
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,

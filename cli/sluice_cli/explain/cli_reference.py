@@ -19,6 +19,7 @@ _HEAD = """\
 <!-- not run (sluice pool up, sluice pool down): engines that run until they are ended -->
 <!-- not run (sluice track): an account of a tracker -->
 <!-- not run (sluice status gsm8k, sluice list -A, sluice crd |, sluice render): a cluster -->
+<!-- run by (sluice models pull, sluice models rm): tests/unit/cli/test_models.py -->
 <!-- run by (sluice validate jobs/): tests/unit/cli/test_cli_validate.py -->
 
 Generated from `sluice_cli` by `make reference`; `sluice COMMAND --help` prints the same.

@@ -412,7 +412,8 @@ _FORKS.set_forkserver_preload(
 
 def run(script: str, *arguments: object, world: int = 1) -> list[Any]:
     """Run `script` on `world` ranks, and return the last line that each printed, parsed as JSON."""
-    env = {"OMP_NUM_THREADS": "1"}
+    # The server of forks has the environment of the first caller.
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     if world > 1:
         env |= {
             "WORLD_SIZE": str(world),
@@ -444,7 +445,7 @@ def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the process of `sluice convert` with these arguments."""
     with TemporaryDirectory() as name:
         output, words = Path(name, "0"), [str(argument) for argument in arguments]
-        process = _FORKS.Process(target=_rank, args=("sluice_trainer.convert", words, {}, output))
+        process = _FORKS.Process(target=_rank, args=("sluice_trainer.convert", words, dict(os.environ), output))
         process.start()
         process.join(TIMEOUT)
         process.kill()  # if it has not ended
