@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 PY     := $(VENV)/bin/python
 EXTRAS := .[operator,buffer,rollout,trainer,local]
-DEV    := .[client,dev,docs,s3,tracing,wandb]
+DEV    := .[client,dev,docs,s3,gcs,azure,tracing,wandb]
 # One stage of a set-up: $(call stage,ENVIRONMENT,TEXT,COMMAND) and $(call install,ENVIRONMENT,TEXT,PACKAGES).
 stage   = tools/stage.sh $(1)/setup.log "$(2)" $(3)
 install = $(call stage,$(1),$(2),$(1)/bin/python -m pip --disable-pip-version-check install $(3))
@@ -28,7 +28,7 @@ tests_rollout    := tests/integration/rollout tests/unit/rollout tests/unit/gate
 tests_sluice     := tests/integration/stores tests/unit/api tests/unit/data tests/unit/images tests/unit/stores tests/unit/telemetry tests/unit/trackers tests/unit/weight_store tests/unit/wire $(wildcard tests/unit/test_*.py)
 tests_trainer    := tests/integration/weights tests/integration/trainer tests/integration/models tests/unit/trainer
 
-.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house models dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents azurite trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house models dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart      a real RL run on this machine's CPU, with a report at the end (4 min)"
@@ -100,6 +100,15 @@ vllm: .venv-vllm/.ready
 
 agents: .venv-agents/.ready .venv-gym/.ready .venv-trackers/.ready .venv-verifiers/.ready .venv-openenv/.ready
 
+# A server of Azure's blob storage, for the tests; it needs npm.
+.venv-azurite/.ready:
+	@echo "setting up .venv-azurite, once (all output: .venv-azurite/setup.log)"
+	@mkdir -p .venv-azurite
+	@$(call stage,.venv-azurite,Azurite,npm install --no-audit --no-fund --prefix .venv-azurite azurite@3.37.0)
+	@touch $@
+
+azurite: .venv-azurite/.ready
+
 # What benchmarks/peers.py compares with: another release of transformers than ours.
 .venv-trl/.ready: requirements/torch-cpu.txt requirements/trl.txt
 	@echo "setting up .venv-trl, once (all output: .venv-trl/setup.log)"
@@ -164,7 +173,7 @@ $(addprefix test-,$(ROOMS)): test-%: $(VENV)/.dev
 
 # Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; whole runs of what smaller
 # tests show part by part; and combinations of which test-all has a part (tests/cases.py).
-test-long: $(VENV)/.dev agents .venv-trl/.ready
+test-long: $(VENV)/.dev agents azurite .venv-trl/.ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=15 -m long tests/chaos tests/integration $(ARGS)
 
 # The claims that every engine has to keep, with the real server.

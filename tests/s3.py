@@ -22,6 +22,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from sluice.runtime.pod_env import free_port
+from sluice.uri import Scheme
 
 Kind = Literal["rclone", "moto"]
 KINDS: tuple[Kind, ...] = ("rclone", "moto")
@@ -36,12 +37,17 @@ class S3Server:
     url: str
     # Of rclone: a bucket is a directory here, an object a file.
     directory: Path
+    scheme: Scheme = "s3"
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables with which clients find the server."""
+        return self.environment_at(self.url)
+
+    def environment_at(self, url: str) -> dict[str, str]:
+        """Variables with which clients find the server at another address, such as a proxy's."""
         return {
-            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ENDPOINT_URL": url,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -67,6 +73,17 @@ class S3Server:
     def put(self, bucket: str, key: str, content: bytes) -> None:
         self.client().put_object(Bucket=bucket, Key=key, Body=content)
 
+    def get(self, bucket: str, key: str) -> bytes:
+        content: bytes = self.client().get_object(Bucket=bucket, Key=key)["Body"].read()
+        return content
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.client().delete_object(Bucket=bucket, Key=key)
+
+    def keys(self, bucket: str) -> list[str]:
+        listed = self.client().list_objects_v2(Bucket=bucket)
+        return [entry["Key"] for entry in listed.get("Contents", [])]
+
     def put_directory(self, bucket: str, prefix: str, directory: Path) -> None:
         for file in sorted(directory.rglob("*")):
             if file.is_file():
@@ -74,13 +91,14 @@ class S3Server:
 
 
 @contextmanager
-def clean_clients() -> Iterator[None]:
-    """Forget clients of s3fs, which keep the credentials that they were made with."""
-    import s3fs
+def clean_clients(scheme: Scheme = "s3") -> Iterator[None]:
+    """Forget clients of fsspec, which keep the credentials that they were made with."""
+    import fsspec
 
-    s3fs.S3FileSystem.clear_instance_cache()
+    clients = fsspec.get_filesystem_class(scheme)
+    clients.clear_instance_cache()
     yield
-    s3fs.S3FileSystem.clear_instance_cache()
+    clients.clear_instance_cache()
 
 
 @contextmanager
@@ -102,14 +120,17 @@ def serve_s3(kind: Kind, directory: Path) -> Iterator[S3Server]:
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=directory)
     try:
-        _wait(server.url, process, directory / "log")
+        wait_for_server(server.url, process, directory / "log")
         yield server
     finally:
         process.kill()
         process.wait()
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 60.0) -> None:
+def wait_for_server(
+    url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 60.0
+) -> None:
+    """Wait until a server answers a request, whatever it says."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         assert process.poll() is None, log.read_text()

@@ -45,6 +45,7 @@ _REFUSED = {
     "403",
 }
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "507"}
+_NO_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
 _EXISTS = {"FileExistsError", "PreconditionFailed", "ConditionalRequestConflict", "412"}
 _BUSY = {"SlowDown", "ServiceUnavailable", "InternalError", "429", "500", "502", "503", "504"}
 _SLOW = {
@@ -159,14 +160,18 @@ def _error_of(facts: _Facts, error: BaseException, uri: Uri) -> StoreError:
             f"{server} refuses the request because the clock of this machine is off; set the clock",
         ),
         (
-            facts.any(_NO_CREDENTIALS) or _no_account(error),
+            facts.any(_NO_CREDENTIALS) or _no_account(error) or _found_none(facts),
             "credential",
             f"found no credentials for {server}; set {credentials}",
         ),
-        (facts.any({"NoSuchBucket"}), "missing", f"{server} has no bucket {uri.bucket}"),
+        (
+            facts.any(_NO_BUCKET) or _is_upload_to_no_bucket(error, uri),
+            "missing",
+            f"{server} has no {'container' if uri.scheme == 'az' else 'bucket'} {uri.bucket}",
+        ),
         (facts.any(_FULL), "full", f"{server} has no space left: its quota is used up"),
         (
-            facts.any(_REFUSED),
+            facts.any(_REFUSED) or _is_forbidden(error),
             "credential",
             f"{server} refuses the credentials{_code(facts)}: check {credentials}, and that they "
             f"may use {uri.bucket}",
@@ -245,7 +250,7 @@ def _words(error: BaseException) -> Iterator[str]:
     for holder in (error, response):  # httpx and requests, aiohttp, gcsfs, azure
         for name in ("status_code", "status", "code", "error_code"):
             if isinstance(value := getattr(holder, name, None), int | str):
-                yield str(value)
+                yield str(getattr(value, "value", value))  # Azure's codes are an enumeration
 
 
 def _code(facts: _Facts) -> str:
@@ -258,6 +263,23 @@ def _code(facts: _Facts) -> str:
 def _no_account(error: BaseException) -> bool:
     # adlfs and azure-storage raise a plain ValueError.
     return isinstance(error, ValueError) and "account_name" in str(error)
+
+
+def _found_none(facts: _Facts) -> bool:
+    # Azure's client asks every source of credentials; only an answer of one has a status.
+    asked = facts.any({"ClientAuthenticationError"})
+    return asked and not any(word.isdigit() for word in facts.words)
+
+
+def _is_forbidden(error: BaseException) -> bool:
+    # gcsfs keeps of the status 403 only this word.
+    return type(error) is OSError and str(error).startswith("Forbidden: ")
+
+
+def _is_upload_to_no_bucket(error: BaseException, uri: Uri) -> bool:
+    # gcsfs keeps of the status 404 only the address: an upload names an object that is to be made.
+    missing = isinstance(error, FileNotFoundError) and uri.scheme == "gs"
+    return missing and "/upload/storage/" in str(error)
 
 
 def _of_this_machine(error: BaseException) -> bool:

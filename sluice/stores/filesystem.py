@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,6 +57,17 @@ def filesystem(uri: Uri) -> Any:
     return opened
 
 
+def objects_below(uri: Uri) -> Mapping[str, Mapping[str, Any]]:
+    """Return what a store says of the object of a URI, or of all below it, by path.
+
+    Calls belong into `store_errors`.
+    """
+    fs = filesystem(uri)
+    found: Any = fs.find(uri.path, detail=True)
+    # adlfs returns names alone if the URI is that of an object, or of none.
+    return found if isinstance(found, dict) else {path: fs.info(path) for path in found}
+
+
 def _limit_uploads(uri: Uri, opened: Any) -> None:
     """Send uploads without `Expect: 100-continue`.
 
@@ -97,7 +109,20 @@ def _s3() -> dict[str, Any]:
 
 
 def _gcs() -> dict[str, Any]:
-    return {"requests_timeout": answer_seconds()}
+    # gcsfs asks a second API, by gRPC, for the kind of each bucket, and warns if it may not. Only
+    # buckets with a hierarchical namespace need that.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    _silence("gcsfs")
+    key_file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    if key_file and not os.path.isfile(key_file):  # gcsfs would go on without credentials
+        raise StoreError(
+            f"GOOGLE_APPLICATION_CREDENTIALS: there is no file {key_file}", "credential"
+        )
+    # As an option, another endpoint is another instance.
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    return {"requests_timeout": _aiohttp_timeout()} | (
+        {"endpoint_url": emulator} if emulator else {}
+    )
 
 
 def _azure() -> dict[str, Any]:
@@ -107,6 +132,7 @@ def _azure() -> dict[str, Any]:
         "AZURE_STORAGE_CONNECTION_STRING",
         "AZURE_STORAGE_SAS_TOKEN",
     )
+    _silence("azure.identity")
     return {
         "anon": False if not any(os.environ.get(key) for key in keys) else None,
         "connection_timeout": int(CONNECT_SECONDS),
@@ -115,12 +141,22 @@ def _azure() -> dict[str, Any]:
 
 
 def _web() -> dict[str, Any]:
+    return {"client_kwargs": {"timeout": _aiohttp_timeout()}}
+
+
+def _aiohttp_timeout() -> Any:
+    """Return a limit of silence. A large file may take any time."""
     import aiohttp
 
-    timeout = aiohttp.ClientTimeout(
+    return aiohttp.ClientTimeout(
         total=None, sock_connect=CONNECT_SECONDS, sock_read=answer_seconds()
     )
-    return {"client_kwargs": {"timeout": timeout}}
+
+
+def _silence(logger: str) -> None:
+    """Keep a client from logging errors, with stack traces, which it raises as well."""
+    if logging.getLogger(logger).level == logging.NOTSET:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 
 _OPTIONS: Mapping[Scheme, Callable[[], dict[str, Any]]] = {

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sluice.stores.errors import StoreError, store_errors
-from sluice.stores.filesystem import filesystem
+from sluice.stores.filesystem import filesystem, objects_below
 from sluice.stores.retrying import retried
 from sluice.uri import Uri, is_pattern
 
@@ -119,7 +119,7 @@ def _entries(uri: Uri) -> Mapping[str, Mapping[str, Any]]:
     if is_pattern(uri):
         return fs.glob(uri.path, detail=True)  # type: ignore[no-any-return]
     # A listing of a bucket that does not exist is empty with some stores.
-    found: Mapping[str, Mapping[str, Any]] = fs.find(uri.path, detail=True)
+    found = objects_below(uri)
     if not found:
         fs.info(uri.path)
     return found

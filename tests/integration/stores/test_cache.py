@@ -13,6 +13,7 @@ import pytest
 from sluice.stores import StoreError, Uri, objects
 from sluice.stores.cache import entries, fetch, hold, remove
 from tests.fault_proxy import Cut, Fault, FaultProxy, ProxiedRequest
+from tests.object_stores import ObjectStoreServer
 from tests.s3 import S3Server, clean_clients
 
 
@@ -21,9 +22,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
 
 
-def model(server: S3Server, content: bytes = b"weights") -> Uri:
+def model(server: ObjectStoreServer, content: bytes = b"weights") -> Uri:
     """A model in a bucket of its own."""
-    uri = Uri("s3", f"bucket-{uuid.uuid4().hex[:8]}", "models/tiny")
+    uri = Uri(server.scheme, f"bucket-{uuid.uuid4().hex[:8]}", "models/tiny")
     server.make_bucket(uri.bucket)
     for name, data in {"config.json": b"{}", "sub/model.safetensors": content}.items():
         server.put(uri.bucket, f"{uri.key}/{name}", data)
@@ -38,31 +39,34 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_directory_is_fetched_once(s3: S3Server) -> None:
-    uri = model(s3)
+def test_a_directory_is_fetched_once(
+    any_store: ObjectStoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = model(any_store)
     first = fetch(uri)
     assert first.path.name == "tiny"
     assert files(first.path) == {"config.json": b"{}", "sub/model.safetensors": b"weights"}
     with FaultProxy("http://127.0.0.1:1") as nothing:
-        os.environ["AWS_ENDPOINT_URL"] = nothing.url
+        for name, value in any_store.environment_at(nothing.url).items():
+            monkeypatch.setenv(name, value)
         assert fetch(uri, version=first.version) == first
         assert nothing.requests == []
 
 
-def test_a_file_and_files_by_wildcards(s3: S3Server) -> None:
-    uri = model(s3)
+def test_a_file_and_files_by_wildcards(any_store: ObjectStoreServer) -> None:
+    uri = model(any_store)
     for name in ("a-1.jsonl", "a-2.jsonl", "b.jsonl"):
-        s3.put(uri.bucket, f"data/{name}", name.encode())
-    file = fetch(Uri("s3", uri.bucket, "data/b.jsonl")).path
+        any_store.put(uri.bucket, f"data/{name}", name.encode())
+    file = fetch(Uri(any_store.scheme, uri.bucket, "data/b.jsonl")).path
     assert (file.name, file.read_bytes()) == ("b.jsonl", b"b.jsonl")
-    several = fetch(Uri("s3", uri.bucket, "data/a-*.jsonl")).path
+    several = fetch(Uri(any_store.scheme, uri.bucket, "data/a-*.jsonl")).path
     assert files(several) == {"a-1.jsonl": b"a-1.jsonl", "a-2.jsonl": b"a-2.jsonl"}
 
 
-def test_a_changed_file_is_another_version(s3: S3Server) -> None:
-    uri = model(s3)
+def test_a_changed_file_is_another_version(any_store: ObjectStoreServer) -> None:
+    uri = model(any_store)
     before = fetch(uri)
-    s3.put(uri.bucket, f"{uri.key}/config.json", b"[]")
+    any_store.put(uri.bucket, f"{uri.key}/config.json", b"[]")
     after = fetch(uri)
     assert before.version != after.version
     assert (before.path / "config.json").read_bytes() == b"{}"

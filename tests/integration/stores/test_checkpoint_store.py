@@ -25,22 +25,22 @@ from sluice_trainer.checkpoint.checkpoint_store import CheckpointStore, read_ran
 from tests.fault_proxy import Cut, Fault, FaultProxy, ProxiedRequest, Silence, Status
 from tests.integration.stores import save_and_die
 from tests.integration.stores.save_and_die import save
+from tests.object_stores import ObjectStoreServer
 from tests.s3 import S3Server, clean_clients
 
 
-def store_in(server: S3Server, attempt: int = 1, bucket: str = "") -> CheckpointStore:
+def store_in(server: ObjectStoreServer, attempt: int = 1, bucket: str = "") -> CheckpointStore:
     """The store of an attempt in a bucket, by default a new one."""
     if not bucket:
         bucket = f"bucket-{uuid.uuid4().hex[:8]}"
         server.make_bucket(bucket)
-    store = CheckpointStore.of(f"s3://{bucket}/runs/demo", Author(attempt, "run"))
+    store = CheckpointStore.of(f"{server.scheme}://{bucket}/runs/demo", Author(attempt, "run"))
     assert store is not None
     return store
 
 
-def keys(server: S3Server, store: CheckpointStore) -> list[str]:
-    listed = server.client().list_objects_v2(Bucket=store.uri.bucket)
-    return [entry["Key"].removeprefix("runs/demo/") for entry in listed.get("Contents", [])]
+def keys(server: ObjectStoreServer, store: CheckpointStore) -> list[str]:
+    return [key.removeprefix("runs/demo/") for key in server.keys(store.uri.bucket)]
 
 
 def write(store: CheckpointStore, step: int, **files: bytes) -> None:
@@ -52,8 +52,8 @@ def write(store: CheckpointStore, step: int, **files: bytes) -> None:
     store.publish(step, records)
 
 
-def test_a_checkpoint_is_read_in_ranges(any_s3: S3Server, tmp_path: Path) -> None:
-    store = store_in(any_s3)
+def test_a_checkpoint_is_read_in_ranges(any_store: ObjectStoreServer, tmp_path: Path) -> None:
+    store = store_in(any_store)
     store.claim()
     assert store.latest() is None
     (tmp_path / "local").write_bytes(b"table of contents")
@@ -102,8 +102,8 @@ def test_a_killed_writer_leaves_nothing_that_is_loaded_or_stays(
     assert successor.latest() == (2 if latest == 1 else 3)
 
 
-def test_a_failing_body_aborts_its_upload(any_s3: S3Server) -> None:
-    store = store_in(any_s3)
+def test_a_failing_body_aborts_its_upload(any_store: ObjectStoreServer) -> None:
+    store = store_in(any_store)
 
     def fail() -> None:
         with store.writing(1, "__0_0.distcp") as stream:
@@ -112,20 +112,18 @@ def test_a_failing_body_aborts_its_upload(any_s3: S3Server) -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert keys(any_s3, store) == []
+    assert keys(any_store, store) == []
 
 
 def test_a_newer_incomplete_checkpoint_is_passed_over(
-    any_s3: S3Server, capfd: pytest.CaptureFixture[str]
+    any_store: ObjectStoreServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    store = store_in(any_s3)
+    store = store_in(any_store)
     store.claim()
     for step in (1, 2, 3):
         write(store, step, a=b"aa", b=b"bb")
-    client = any_s3.client()
-    client.delete_object(Bucket=store.uri.bucket, Key=f"runs/demo/iter_0000003/{MANIFEST}")
-    key = "runs/demo/iter_0000002/attempt1-run/a.distcp"
-    client.put_object(Bucket=store.uri.bucket, Key=key, Body=b"a")
+    any_store.delete(store.uri.bucket, f"runs/demo/iter_0000003/{MANIFEST}")
+    any_store.put(store.uri.bucket, "runs/demo/iter_0000002/attempt1-run/a.distcp", b"a")
     assert store.latest() == 1
     err = capfd.readouterr()
     text = err.out + err.err
@@ -133,10 +131,10 @@ def test_a_newer_incomplete_checkpoint_is_passed_over(
     assert f"{store.uri}/iter_0000002 is not complete: a.distcp has 1 bytes, expected 2" in text
 
 
-def test_an_older_attempt_is_refused_and_overwrites_nothing(any_s3: S3Server) -> None:
-    older = store_in(any_s3)
+def test_an_older_attempt_is_refused_and_overwrites_nothing(any_store: ObjectStoreServer) -> None:
+    older = store_in(any_store)
     older.claim()
-    newer = store_in(any_s3, attempt=2, bucket=older.uri.bucket)
+    newer = store_in(any_store, attempt=2, bucket=older.uri.bucket)
     newer.claim()
     write(newer, 1, a=b"newer")
     with pytest.raises(SupersededError, match="attempt 1 has been replaced"):
@@ -147,21 +145,19 @@ def test_an_older_attempt_is_refused_and_overwrites_nothing(any_s3: S3Server) ->
     newer.check_claim()
 
 
-def test_the_manifest_is_written_once(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in moto.environment.items():
-        monkeypatch.setenv(name, value)
-    store = store_in(moto)
+def test_the_manifest_is_written_once(store_with_conditions: ObjectStoreServer) -> None:
+    store = store_in(store_with_conditions)
     store.claim()
     write(store, 1, a=b"a")
     write(store, 1, a=b"a")  # the answer to the first may have been lost
-    other = store_in(moto, attempt=2, bucket=store.uri.bucket)
+    other = store_in(store_with_conditions, attempt=2, bucket=store.uri.bucket)
     other.claim()
     with pytest.raises(StoreError, match="exists already"):
         write(other, 1, a=b"b")
 
 
-def test_old_checkpoints_are_deleted(any_s3: S3Server) -> None:
-    store = store_in(any_s3)
+def test_old_checkpoints_are_deleted(any_store: ObjectStoreServer) -> None:
+    store = store_in(any_store)
     store.claim()
     for step in (1, 2, 3):
         write(store, step, a=b"a")
@@ -169,14 +165,16 @@ def test_old_checkpoints_are_deleted(any_s3: S3Server) -> None:
     assert store.steps() == [2, 3]
     store.delete(1)
     store.delete(1)
-    assert not [name for name in keys(any_s3, store) if name.startswith("iter_0000001")]
+    assert not [name for name in keys(any_store, store) if name.startswith("iter_0000001")]
 
 
 @pytest.mark.parametrize("name", ["../other", "/etc/passwd", ""])
-def test_a_manifest_leads_nowhere_else(any_s3: S3Server, tmp_path: Path, name: str) -> None:
-    store = store_in(any_s3)
+def test_a_manifest_leads_nowhere_else(
+    any_store: ObjectStoreServer, tmp_path: Path, name: str
+) -> None:
+    store = store_in(any_store)
     content = b'{"directory": "attempt1-run", "files": {"%b": [1, "00"]}}' % name.encode()
-    any_s3.put(store.uri.bucket, f"runs/demo/iter_0000001/{MANIFEST}", content)
+    any_store.put(store.uri.bucket, f"runs/demo/iter_0000001/{MANIFEST}", content)
     with pytest.raises(DamagedError, match=r"files\.json cannot be read"):
         store.fetch(1, tmp_path)
     assert store.latest() is None

@@ -15,7 +15,7 @@ from sluice.stores import StoreError, Uri, cache, fetch, hub, parse_uri
 from sluice.stores.sources import Source
 from sluice.uri import link_of
 from tests.hub import Hub, Repository
-from tests.s3 import S3Server
+from tests.object_stores import ObjectStoreServer
 
 MODEL = {"config.json": b"{}", "model.safetensors": os.urandom(300_000)}
 
@@ -48,14 +48,14 @@ def init_container(links: Path, *words: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_a_container_fetches_from_a_bucket(s3: S3Server, tmp_path: Path) -> None:
+def test_a_container_fetches_from_a_bucket(any_store: ObjectStoreServer, tmp_path: Path) -> None:
     bucket = f"bucket-{uuid.uuid4().hex[:8]}"
-    s3.make_bucket(bucket)
-    s3.put(bucket, "data/rows.jsonl", b'{"prompt": "a"}\n')
-    uri = f"s3://{bucket}/data/rows.jsonl"
+    any_store.make_bucket(bucket)
+    any_store.put(bucket, "data/rows.jsonl", b'{"prompt": "a"}\n')
+    uri = f"{any_store.scheme}://{bucket}/data/rows.jsonl"
     ended = init_container(tmp_path / "links", f"spec.data.prompts[0].path={uri}")
     assert ended.returncode == 0, ended.stderr
-    link = Path(link_of(Uri("s3", bucket, "data/rows.jsonl"), str(tmp_path / "links")))
+    link = Path(link_of(Uri(any_store.scheme, bucket, "data/rows.jsonl"), str(tmp_path / "links")))
     assert (link.name, link.read_bytes()) == ("rows.jsonl", b'{"prompt": "a"}\n')
     assert link.is_symlink()
     assert f"{uri} arrived=0.0 of 0.0 GB" in ended.stderr.replace("uri=", "")

@@ -14,16 +14,18 @@ from sluice.weight_store.manifest import VersionId
 from sluice.weight_store.objects import MissingObjectError, ObjectStore, open_store
 from sluice.weight_store.publisher import BASE, Publisher
 from tests.fault_proxy import Cut, Fault, FaultProxy, ProxiedRequest, Status
+from tests.object_stores import ObjectStoreServer
 from tests.s3 import S3Server, clean_clients
 
 SIZE = 300_000
 
 
-def opened(server: S3Server) -> tuple[ObjectStore, str]:
+def opened(server: ObjectStoreServer) -> tuple[ObjectStore, str]:
     """Return a store in a new bucket, and its URI."""
     bucket = f"weights-{uuid.uuid4().hex[:8]}"
     server.make_bucket(bucket)
-    return open_store(f"s3://{bucket}/runs", "default/job/1"), f"s3://{bucket}/runs"
+    uri = f"{server.scheme}://{bucket}/runs"
+    return open_store(uri, "default/job/1"), uri
 
 
 class Trainer:
@@ -49,8 +51,8 @@ def copy_of(store: ObjectStore, root: Path) -> LocalCopy:
     return LocalCopy(store, directory)
 
 
-def test_versions_travel_through_a_bucket(any_s3: S3Server, tmp_path: Path) -> None:
-    store, _ = opened(any_s3)
+def test_versions_travel_through_a_bucket(any_store: ObjectStoreServer, tmp_path: Path) -> None:
+    store, _ = opened(any_store)
     assert store.directories() == []
     trainer, copy = Trainer(store, tmp_path), copy_of(store, tmp_path)
     for version in range(4):

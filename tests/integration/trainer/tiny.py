@@ -445,7 +445,9 @@ def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the process of `sluice convert` with these arguments."""
     with TemporaryDirectory() as name:
         output, words = Path(name, "0"), [str(argument) for argument in arguments]
-        process = _FORKS.Process(target=_rank, args=("sluice_trainer.convert", words, dict(os.environ), output))
+        process = _FORKS.Process(
+            target=_rank, args=("sluice_trainer.convert", words, dict(os.environ), output)
+        )
         process.start()
         process.join(TIMEOUT)
         process.kill()  # if it has not ended

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from fsspec.registry import _registry
 
 from sluice.stores import StoreError, Uri, filesystem, store_errors
 from sluice.stores.errors import explained
@@ -34,6 +35,14 @@ def named(name: str, **attributes: Any) -> Exception:
         (Uri("az", "c"), named("HttpResponseError", status_code=503), "busy", "Azure is over"),
         (Uri("az", "c"), ValueError("Must provide either account_name or ..."), "credential",
          "AZURE_STORAGE_ACCOUNT_NAME"),
+        (Uri("az", "c"), named("ResourceNotFoundError", error_code="ContainerNotFound"), "missing",
+         "Azure has no container c"),
+        (Uri("az", "c"), named("ClientAuthenticationError"), "credential", "found no credentials"),
+        (Uri("az", "c"), named("ClientAuthenticationError", status_code=403), "credential",
+         "Azure refuses the credentials (403)"),
+        (Uri("gs", "b"), OSError("Forbidden: https://x"), "credential", "refuses the credentials"),
+        (Uri("gs", "b"), FileNotFoundError("https://x/upload/storage/v1/b/b/o"), "missing",
+         "Google Cloud Storage has no bucket b"),
         (Uri("https", "h", "x"), named("ClientResponseError", status=404), "missing", "at h"),
         (S3, named("XError"), "other", "S3: XError"),
         (HUB, named("GatedRepoError"), "credential",
@@ -58,6 +67,7 @@ def test_the_server_is_named_without_credentials(monkeypatch: pytest.MonkeyPatch
 def test_a_package_that_is_missing_is_named_with_its_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delitem(_registry, "gs", raising=False)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(StoreError) as raised:
         filesystem(Uri("gs", "bucket"))

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from sluice.stores import StoreError, Uri, filesystem, parse_uri, retrying, store_errors
+from sluice.stores.filesystem import objects_below
 from sluice.telemetry import logs
 from sluice_trainer.checkpoint.checkpoint_directory import (
     CHECKSUM,
@@ -343,10 +344,9 @@ class CheckpointStore:
 
     def _files(self) -> dict[str, int]:
         """Return the sizes of all objects of checkpoints, by name below the prefix."""
-        fs = filesystem(self.uri)
         start = self.uri.path.rstrip("/") + "/"
         with store_errors(self.uri):
-            found = fs.find(self.uri.path, detail=True)
+            found = objects_below(self.uri)
         names = {path.removeprefix(start): int(info["size"]) for path, info in found.items()}
         return {name: size for name, size in names.items() if _step(name) is not None}
 
