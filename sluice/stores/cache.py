@@ -27,6 +27,7 @@ import filelock
 
 from sluice.api.schema.base import quantity_value
 from sluice.stores import hub, objects
+from sluice.stores.amounts import size_text
 from sluice.stores.errors import StoreError
 from sluice.stores.objects import Progress
 from sluice.uri import Uri, digest, is_pattern, local_name
@@ -180,8 +181,8 @@ def _make_room(uri: Uri, size: int, missing: int, directory: Path) -> None:
     if limit is not None:
         if size > limit:
             raise StoreError(
-                f"{uri}: {_gigabytes(size)} is more than SLUICE_CACHE_SIZE "
-                f"({_gigabytes(limit)}); set it higher",
+                f"{uri}: {size_text(size)} is more than SLUICE_CACHE_SIZE "
+                f"({size_text(limit)}); set it higher",
                 "full",
             )
         used = entries()
@@ -194,8 +195,8 @@ def _make_room(uri: Uri, size: int, missing: int, directory: Path) -> None:
     free = shutil.disk_usage(directory).free
     if missing > free:
         raise StoreError(
-            f"{uri}: {_gigabytes(missing)} are to be fetched, and the disk of {root()} has "
-            f"{_gigabytes(free)} left; remove files (sluice models rm), or set SLUICE_CACHE to a "
+            f"{uri}: {size_text(missing)} are to be fetched, and the disk of {root()} has "
+            f"{size_text(free)} left; remove files (sluice models rm), or set SLUICE_CACHE to a "
             "directory of another disk",
             "full",
         )
@@ -295,7 +296,3 @@ def _newest(directory: Path) -> float:
 
 def _silent(done: int, total: int) -> None:
     """Show nothing."""
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"

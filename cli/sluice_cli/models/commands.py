@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sluice.stores import StoreError, Uri, UriError, hub_id, parse_uri
 from sluice.stores import cache as stores_cache
+from sluice.stores.amounts import size_text
 from sluice.stores.sources import Source
 from sluice_cli.exits import Exit
 from sluice_cli.models.fetching import shown
@@ -55,7 +56,7 @@ def list_models(output: Output = Format.TEXT) -> None:
     elif not rows:
         say(f"nothing in {stores_cache.root()}")
     for row in rows if output is Format.TEXT else []:
-        size = "in the hub's cache" if row["inHubCache"] else f"{row['bytes'] / 1e9:.2f} GB"
+        size = "in the hub's cache" if row["inHubCache"] else size_text(row["bytes"])
         say(f"{row['uri']}  {row['version'][:12]}  {size}  used {row['used']}")
 
 

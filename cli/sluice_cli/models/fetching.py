@@ -13,6 +13,7 @@ from rich.console import Console
 
 from sluice.api import ManifestError, RLEnginePool, RLJob
 from sluice.stores import StoreError
+from sluice.stores.amounts import progress_text
 from sluice.stores.cache import Fetched
 from sluice.stores.objects import Progress
 from sluice.stores.sources import Source, fetch_sources, on_this_machine, sources_of
@@ -84,7 +85,7 @@ def shown(console: Console, source: Source) -> Progress:
         if (now := time.monotonic()) < next_at and done < total:
             return
         next_at = now + interval
-        text = f"fetching {source.uri}: {done / 1e9:.1f} of {total / 1e9:.1f} GB"
+        text = f"fetching {source.uri}: {progress_text(done, total)}"
         ending = "\n" if done >= total else end
         console.print(text, end=ending, markup=False, highlight=False, soft_wrap=True)
 

@@ -102,6 +102,29 @@ def test_a_killed_writer_leaves_nothing_that_is_loaded_or_stays(
     assert successor.latest() == (2 if latest == 1 else 3)
 
 
+FIRST_PAGE = b"""<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>
+<NextKeyMarker>runs/demo/iter_0000001/a</NextKeyMarker><NextUploadIdMarker>x</NextUploadIdMarker>
+</ListMultipartUploadsResult>"""
+
+
+def test_unfinished_uploads_are_aborted_on_every_page(
+    moto: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_page(request: ProxiedRequest) -> Fault | None:
+        is_first = "uploads" in request.path and "key-marker" not in request.path
+        return Status(200, FIRST_PAGE) if request.method == "GET" and is_first else None
+
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    store = store_in(moto)
+    bucket = store.uri.bucket
+    moto.client().create_multipart_upload(Bucket=bucket, Key="runs/demo/iter_0000001/b")
+    with FaultProxy(moto.url, [first_page]) as proxy, clean_clients():
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store.claim()
+    assert "Uploads" not in moto.client().list_multipart_uploads(Bucket=bucket)
+
+
 def test_a_failing_body_aborts_its_upload(any_store: ObjectStoreServer) -> None:
     store = store_in(any_store)
 

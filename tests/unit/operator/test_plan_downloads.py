@@ -241,3 +241,13 @@ def test_a_started_job_keeps_its_uris(path: str) -> None:
     for role in ROLES:
         assert fetched(accepted.job, role) == fetched(job, role)
     assert resolved_manifest(accepted.job) == resolved_manifest(job)
+
+
+def test_the_spec_is_read_once_for_all_pods(job: RLJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[RLJob] = []
+    dump = downloads.manifest
+    monkeypatch.setattr(downloads, "manifest", lambda made: calls.append(made) or dump(made))
+    fresh = job.model_copy(update={"spec": job.spec.model_copy()})
+    for role in ROLES * 2:
+        rendered(fresh, role)
+    assert calls == [fresh]

@@ -242,6 +242,24 @@ def test_a_worker_admitted_apart_is_a_group_of_one() -> None:
             id="the same volume, read only",
         ),
         pytest.param(
+            {"model": {"path": "hf://org/name@main"}},
+            {"model": {"path": "org/name"}},
+            "",
+            id="the same repository",
+        ),
+        pytest.param(
+            {"model": {"path": "hf://org/name@v2"}},
+            {"model": {"path": "org/name"}},
+            "serves the model hf://org/name@v2",
+            id="another revision",
+        ),
+        pytest.param(
+            {"model": {"path": "file:///models/tiny"}},
+            {},
+            "",
+            id="the same path",
+        ),
+        pytest.param(
             {"model": {"path": "/models/tiny", "fp32LmHead": True}},
             {},
             "set spec.model.fp32LmHead: true",

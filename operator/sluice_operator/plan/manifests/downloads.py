@@ -7,7 +7,7 @@ none of them but the init container has credentials or asks a store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sluice.api import RLEnginePool, RLEnginePoolSpec, RLJob, RLJobSpec, manifest
@@ -75,8 +75,7 @@ def canonical(path: MarkedPath, spec: Mapping[str, Any]) -> str:
 
 def uris(job: RLJob) -> dict[str, str]:
     """Return the URI of each link in the manifest of the job's pods."""
-    spec = manifest(job)["spec"]
-    found = _sources(marked(RLJobSpec, spec), spec)
+    found = _distinct(_named_by(job))
     return {link_of(source.uri, links(job)): str(source.uri) for source in found}
 
 
@@ -99,14 +98,13 @@ def links(owner: names.Owner) -> str:
 
 def sources(job: RLJob, role: str) -> list[Source]:
     """Return the URIs that a role reads, each once."""
-    spec = manifest(job)["spec"]
-    return _sources([path for path in marked(RLJobSpec, spec) if _reads(job, role, path)], spec)
+    return _distinct(named for named in _named_by(job) if _reads(job, role, named[0]))
 
 
 def pool_sources(pool: RLEnginePool) -> list[Source]:
     """Return the URIs that the engines of a pool read, each once."""
     spec = manifest(pool)["spec"]
-    return _sources(marked(RLEnginePoolSpec, spec), spec)
+    return _distinct(_uris(marked(RLEnginePoolSpec, spec), spec))
 
 
 def volume(owner: RLJob | RLEnginePool) -> dict[str, Any]:
@@ -174,9 +172,30 @@ def _reads(job: RLJob, role: str, path: MarkedPath) -> bool:
     return path.kind in _READ.get(role, ())
 
 
-def _sources(paths: list[MarkedPath], spec: Mapping[str, Any]) -> list[Source]:
+def _named_by(job: RLJob) -> list[tuple[MarkedPath, Uri]]:
+    """Return the paths of a job that are URIs.
+
+    Each of its pods asks several times, so those of the spec that was planned last are kept.
+    """
+    global _last
+    last_spec, found = _last
+    if last_spec is not job.spec:
+        spec = manifest(job)["spec"]
+        found = list(_uris(marked(RLJobSpec, spec), spec))
+        _last = job.spec, found
+    return found
+
+
+_last: tuple[RLJobSpec | None, list[tuple[MarkedPath, Uri]]] = (None, [])
+
+
+def _uris(paths: Iterable[MarkedPath], spec: Mapping[str, Any]) -> Iterator[tuple[MarkedPath, Uri]]:
+    return ((path, uri) for path in paths if (uri := uri_in_pod(path, spec)))
+
+
+def _distinct(named: Iterable[tuple[MarkedPath, Uri]]) -> list[Source]:
+    """Return each URI once, with the first field that names it."""
     found: dict[Uri, Source] = {}
-    for path in paths:
-        if uri := uri_in_pod(path, spec):
-            found.setdefault(uri, Source(path.field, uri))
+    for path, uri in named:
+        found.setdefault(uri, Source(path.field, uri))
     return list(found.values())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.groups.lora import ALL_LINEAR, Lora
 from sluice.api.pool import RLEnginePoolSpec
+from sluice.api.schema.paths import MarkedPath
+from sluice.uri import local_path
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.manifests import downloads
 from sluice_operator.plan.manifests.volume_paths import relative
 
 
@@ -23,7 +27,7 @@ def absent(job: RLJob) -> str:
 def misfit(job: RLJob, pool: RLEnginePoolSpec) -> str:
     """Return why the engines of a pool cannot serve the job's adapter; empty if they can.
 
-    Paths of models are compared as text, so those of a laptop must be resolved.
+    Paths of a laptop must be resolved: `org/name` is a repository of the hub here.
     """
     model, lora, name = job.spec.model, job.spec.trainer.lora, job.spec.rollout.pool
     assert lora is not None
@@ -64,7 +68,7 @@ def _missing_layers(lora: Lora, pool: RLEnginePoolSpec) -> list[str]:
 def _place(path: str, volume: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None]:
     """Return a model's path and volume in a form that is equal for equal models."""
     if volume is None:
-        return path.rstrip("/"), None
+        return _named(path), None
     # Pods of one owner may only read the volume, those of another may also write.
     source = {
         kind: {key: value for key, value in fields.items() if key != "readOnly"}
@@ -73,6 +77,16 @@ def _place(path: str, volume: dict[str, Any] | None) -> tuple[str, dict[str, Any
         for kind, fields in volume.items()
     }
     return relative(path, names.MODEL_DIR), source
+
+
+def _named(path: str) -> str:
+    """Return what a path without a volume names: a repository of the hub, a URI, or a path."""
+    marked = MarkedPath("spec.model.path", "model", path)
+    uri = downloads.uri_in_pod(marked, {})
+    if uri is None:
+        return local_path(path).rstrip("/")
+    # What the hub gives if no revision is named.
+    return str(replace(uri, revision=None) if uri.revision == "main" else uri)
 
 
 def _text(path: str, volume: dict[str, Any] | None) -> str:

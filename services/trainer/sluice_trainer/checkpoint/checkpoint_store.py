@@ -184,16 +184,30 @@ class CheckpointStore:
         if self.uri.scheme != "s3":
             return
         fs = filesystem(self.uri)
-        prefix = f"{self.uri.key}/iter_".lstrip("/")
         try:
-            with store_errors(self.uri):
-                listed = fs.call_s3("list_multipart_uploads", Bucket=self.uri.bucket, Prefix=prefix)
+            uploads = list(self._uploads(fs))
         except StoreError as error:
             if error.kind == "missing":  # how some servers answer if there are none
                 return
             raise
-        for upload in listed.get("Uploads", []):
+        for upload in uploads:
             self._abort(fs, upload)
+
+    def _uploads(self, fs: Any) -> Iterator[Mapping[str, Any]]:
+        """Yield the unfinished uploads of checkpoints. S3 lists 1,000 at a time."""
+        query = {"Bucket": self.uri.bucket, "Prefix": f"{self.uri.key}/iter_".lstrip("/")}
+        position: dict[str, str] = {}
+        while True:
+            with store_errors(self.uri):
+                listed = fs.call_s3("list_multipart_uploads", **query, **position)
+            yield from listed.get("Uploads", [])
+            following = {
+                "KeyMarker": listed.get("NextKeyMarker"),
+                "UploadIdMarker": listed.get("NextUploadIdMarker"),
+            }
+            if not listed.get("IsTruncated") or following == position:
+                return
+            position = {name: marker for name, marker in following.items() if marker}
 
     def _abort(self, fs: Any, upload: Mapping[str, Any]) -> None:
         names = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
