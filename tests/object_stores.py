@@ -87,7 +87,7 @@ class GoogleServer:
 
         return storage.Client(
             project="tests",
-            credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
+            credentials=AnonymousCredentials(),
             client_options={"api_endpoint": self.url},
         )
 
