@@ -244,9 +244,13 @@ def test_a_started_job_keeps_its_uris(path: str) -> None:
 
 
 def test_the_spec_is_read_once_for_all_pods(job: RLJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[RLJob] = []
-    dump = downloads.manifest
-    monkeypatch.setattr(downloads, "manifest", lambda made: calls.append(made) or dump(made))
+    calls: list[Any] = []
+
+    def dump(made: Any) -> Any:
+        calls.append(made)
+        return manifest(made)
+
+    monkeypatch.setattr(downloads, "manifest", dump)
     fresh = job.model_copy(update={"spec": job.spec.model_copy()})
     for role in ROLES * 2:
         rendered(fresh, role)
