@@ -37,6 +37,7 @@ STATE_STYLES = {
 # Conditions with a good status. Succeeded is neither good nor bad before the end.
 _GOOD_CONDITIONS = {
     "Admitted": "True",
+    "ModelFetched": "True",
     "Running": "True",
     "WeightsInSync": "True",
     "Suspended": "False",

@@ -8,7 +8,9 @@ from pydantic import Field
 
 from sluice.api.schema.base import Model, Unique
 
-ConditionType = Literal["Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed"]
+ConditionType = Literal[
+    "Admitted", "ModelFetched", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed"
+]
 # States of a job that does not train any more, unless it is made longer.
 FINISHED = ("Succeeded", "Failed")
 ROLES = ("rendezvous", "buffer", "rollout", "trainer")
@@ -154,7 +156,7 @@ class RLJobStatus(Model):
     )
     conditions: Annotated[list[Condition], Field(max_length=16), Unique("type")] = Field(
         default_factory=list,
-        description="Admitted, Running, WeightsInSync, Suspended, Succeeded, Failed.",
+        description="Admitted, ModelFetched, Running, WeightsInSync, Suspended, Succeeded, Failed.",
     )
     state: str = Field("", description="One word for people, derived from the conditions.")
     reason: str = Field("", description="Reason of the condition that `state` is derived from.")

@@ -20,17 +20,17 @@ from sluice.runtime import pod_env
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.stores.cache import Fetched, fetch
 from sluice.stores.errors import StoreError
+from sluice.stores.progress import LoggedProgress
 from sluice.stores.retrying import retried
 from sluice.stores.sources import Source
 from sluice.telemetry import logs
-from sluice.uri import Uri, link_of, parse_uri
+from sluice.uri import link_of, parse_uri
 
 # Errors that no restart cures.
 _FINAL = ("package", "credential", "missing", "full")
 # Seconds for which a store that fails is asked again, without a byte that arrives.
 _PATIENCE_SECONDS = 900.0
 _PAUSE_SECONDS = 10.0
-_LOG_SECONDS = 30.0
 _VERSION = "version"
 
 
@@ -77,7 +77,7 @@ def _write_once(file: Path, text: str) -> str:
 
 def _patiently(source: Source, version: str | None) -> Fetched:
     """Fetch a URI; ask again after errors that pass, because a new pod would have to start over."""
-    shown = _Shown(source.uri)
+    shown = LoggedProgress(source.uri)
     return retried(
         lambda: fetch(source.uri, version=version, progress=shown),
         _pauses(shown, time.monotonic() + _PATIENCE_SECONDS),
@@ -87,7 +87,7 @@ def _patiently(source: Source, version: str | None) -> Fetched:
     )
 
 
-def _pauses(shown: _Shown, end: float) -> Iterator[float]:
+def _pauses(shown: LoggedProgress, end: float) -> Iterator[float]:
     """Yield pauses until `end`, which moves on to `_PATIENCE_SECONDS` after bytes have arrived."""
     arrived = 0
     while True:
@@ -96,21 +96,6 @@ def _pauses(shown: _Shown, end: float) -> Iterator[float]:
         if time.monotonic() > end:
             return
         yield _PAUSE_SECONDS
-
-
-class _Shown:
-    """Writes how much has arrived into the log, now and then. done: the most so far, in bytes."""
-
-    def __init__(self, uri: Uri) -> None:
-        self.done, self._uri, self._next_at = 0, uri, 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        self.done = max(self.done, done)
-        if (now := time.monotonic()) < self._next_at and done < total:
-            return
-        self._next_at = now + _LOG_SECONDS
-        size = f" of {total / 1e9:.1f}" if total else ""
-        logs.get().info("fetching", uri=str(self._uri), arrived=f"{done / 1e9:.1f}{size} GB")
 
 
 def _source(word: str) -> Source:

@@ -119,6 +119,12 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} does not support such policie
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
+{{- if .Values.rbac.podLogs }}
+# How far the init container `fetch` of a pod is (spec.downloads).
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+{{- end }}
 # The operator tells Kueue that a group of pods has ended by an annotation or by deleting its Workload, reads from the
 # Workload why a group waits, and marks pods on dead nodes as failed in their status.
 - apiGroups: [""]

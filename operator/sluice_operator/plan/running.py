@@ -40,6 +40,7 @@ from sluice_operator.plan.manifests.pods import missing_pods
 from sluice_operator.plan.report import admission, conditions, events
 from sluice_operator.plan.report.blocked import failed_to_start
 from sluice_operator.plan.report.conditions import ConditionUpdate
+from sluice_operator.plan.report.fetching import model_fetched
 from sluice_operator.plan.report.status import assembled, last_failure, roles
 from sluice_operator.plan.stopping import finish
 
@@ -166,6 +167,7 @@ def _status(
     queued = admission.cause(current) if status.queued_time else None
     updates = [
         admission.admitted(current),
+        *model_fetched(current),
         conditions.running(current, plans, queued),
         conditions.weights_in_sync(current.observed.progress),
     ]

@@ -25,6 +25,7 @@ from sluice_operator.plan.manifests.optional_objects import unwanted_extras
 from sluice_operator.plan.report import events
 from sluice_operator.plan.report.blocked import blocked
 from sluice_operator.plan.report.conditions import ConditionUpdate
+from sluice_operator.plan.report.fetching import model_fetched
 from sluice_operator.plan.report.status import assembled, last_failure, roles
 
 
@@ -33,6 +34,7 @@ def finish(current: JobPass, ending: ConditionUpdate, plans: Sequence[GangPlan])
     state = f"has {ending.type.lower()}"
     updates = [
         ending,
+        *model_fetched(current),
         ConditionUpdate("Running", "False", STOPPED.name, STOPPED.text(state=state)),
     ]
     failure = current.status.last_failure

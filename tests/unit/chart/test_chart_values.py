@@ -19,6 +19,7 @@ START, END = "<!-- values -->\n", "<!-- end of values -->\n"
 UPGRADE = "helm upgrade sluice charts/sluice --namespace sluice-system --reset-then-reuse-values"
 # Last part of a path in the schema -> what the schema knows that the chart's own values do not say.
 MORE = {
+    "secretRef": {"name"},
     "": {"global", "enabled"},
     "resources": {"requests", "limits"},
     "workerResources": {"requests", "limits"},

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
+from sluice.api import RLEnginePool
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator import settings
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
-from sluice_operator.plan.facts.job_defaults import JobDefaults, defaulted_fields, with_job_defaults
+from sluice_operator.plan.facts.job_defaults import (
+    JobDefaults,
+    defaulted_fields,
+    with_job_defaults,
+    with_pool_defaults,
+)
 from sluice_operator.plan.manifests.objects import config_map
 from sluice_operator.spec_acceptance import accept
 from tests.unit.operator.world import START, World, make_job
@@ -112,6 +118,30 @@ def test_jobs_on_gpus_keep_kernels_where_the_cluster_says(
     )
     result = with_job_defaults(job, JobDefaults.model_validate(cache)).spec.kernel_cache
     assert (result and result.volume["nfs"]["server"]) == expected
+
+
+SHARED = {"hostPath": {"path": "/var/lib/sluice"}}
+
+
+@pytest.mark.parametrize(
+    ("explicit", "volume", "secret"),
+    [
+        pytest.param(None, SHARED, "shared", id="a job that says nothing"),
+        pytest.param({"secretRef": {"name": "own"}}, SHARED, "own", id="its own Secret"),
+        pytest.param({"volume": {"emptyDir": {}}}, {"emptyDir": {}}, "shared", id="its own volume"),
+    ],
+)
+def test_downloads_of_the_cluster(explicit: Any, volume: Any, secret: str) -> None:
+    defaults = JobDefaults.model_validate(
+        {"downloads": {"volume": SHARED, "secretRef": {"name": "shared"}}}
+    )
+    of_job = with_job_defaults(make_job(downloads=explicit), defaults).spec.downloads
+    pool = {"model": {"path": "org/name"}, "downloads": explicit}
+    made = RLEnginePool.model_validate({"metadata": {"name": "shared"}, "spec": pool})
+    of_pool = with_pool_defaults(made, defaults).spec.downloads
+    assert of_job is not None
+    assert of_job == of_pool
+    assert (of_job.volume, of_job.secret_ref and of_job.secret_ref.name) == (volume, secret)
 
 
 def test_what_the_job_says_goes_first() -> None:

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from sluice.api import GangStatus, RLEnginePool, RLJob, manifest
+from sluice.api import RLEnginePool, RLJob, manifest
 from sluice.api.job import RLJobSpec
 from sluice.api.schema.paths import marked
 from sluice_operator.plan import Observed
-from sluice_operator.plan.decide.gangs import GangPlan
 from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.job_defaults import JobDefaults
-from sluice_operator.plan.facts.model import Gang, GangFacts, Images, KubeObject
+from sluice_operator.plan.facts.model import Gang, Images, KubeObject
 from sluice_operator.plan.manifests import downloads
 from sluice_operator.plan.manifests.engine_pool import stateful_set
 from sluice_operator.plan.manifests.objects import config_map, resolved_manifest
 from sluice_operator.plan.manifests.pods import pod
-from sluice_operator.plan.report.conditions import running
+from sluice_operator.plan.report.fetching import model_fetched
 from sluice_operator.spec_acceptance import Accepted, accept
 from tests.unit.operator.world import START, job_pass, make_job, make_pod
 
@@ -198,18 +197,45 @@ def test_engines_of_a_pool_fetch_its_model() -> None:
     assert "/sluice/downloads" in [mount["mountPath"] for mount in engine["volumeMounts"]]
 
 
-def test_the_condition_names_a_pod_that_fetches() -> None:
-    fetching = {"name": "fetch", "state": {"running": {}}}
+WORKS: KubeObject = {"running": {}}
+DONE = {"terminated": {"exitCode": 0}}
+REFUSED = {"terminated": {"exitCode": 2, "message": "error: spec.model.path: no such repository"}}
+
+
+@pytest.mark.parametrize(
+    ("states", "progress", "expected"),
+    [
+        pytest.param(
+            [WORKS, WORKS], {"demo-rollout-0-1-0": "hf://org/name: 41.0 of 61.4 GB"},
+            ("False", "Fetching", "0 of 2 pods have their files; demo-rollout-0-1-0 and 1 more: "
+             "fetching hf://org/name: 41.0 of 61.4 GB"), id="both fetch"),
+        pytest.param(
+            [DONE, WORKS], {},
+            ("False", "Fetching", "1 of 2 pods have their files; demo-rollout-0-1-0: fetching "
+             "files; kubectl logs demo-rollout-0-1-0 -c fetch tells how far"), id="no log"),
+        pytest.param([DONE, {"waiting": {}}], {},
+                     ("False", "Fetching", "1 of 2 pods have their files"), id="one waits"),
+        pytest.param([DONE, DONE], {}, ("True", "Fetched", "2 pods have their files"), id="done"),
+        pytest.param([REFUSED, WORKS], {},
+                     ("False", "FetchFailed",
+                      "demo-trainer-0-1-0: fetch: spec.model.path: no such repository"),
+                     id="refused"),
+    ],
+)  # fmt: skip
+def test_model_fetched(
+    job: RLJob, states: list[Any], progress: dict[str, str], expected: tuple[str, str, str]
+) -> None:
     pods = [
-        make_pod("trainer", phase="Pending", initContainerStatuses=[fetching]),
-        make_pod("rollout", phase="Pending", initContainerStatuses=[fetching]),
+        make_pod(role, phase="Pending", initContainerStatuses=[{"name": "fetch", "state": state}])
+        for role, state in zip(("trainer", "rollout"), states, strict=True)
     ]
-    plans = [GangPlan(Gang("trainer", 0, 1), GangStatus(replica=0, attempt=1), GangFacts())]
-    found = running(job_pass(make_job(), Observed(tuple(pods))), plans)
-    assert found.message == (
-        "0 of 1 pods are running; demo-trainer-0-1-0 and 1 more: fetching files; kubectl logs "
-        "demo-trainer-0-1-0 -c fetch tells how far"
-    )
+    rendezvous = make_pod("rendezvous", phase="Running")
+    (found,) = model_fetched(job_pass(job, Observed((*pods, rendezvous), fetching=progress)))
+    assert (found.type, found.status, found.reason, found.message) == ("ModelFetched", *expected)
+
+
+def test_a_job_without_uris_has_no_condition_of_them() -> None:
+    assert model_fetched(job_pass(make_job(), Observed((make_pod("trainer"),)))) == []
 
 
 @pytest.mark.parametrize(("code", "final"), [(2, True), (1, False)])

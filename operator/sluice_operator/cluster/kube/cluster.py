@@ -21,7 +21,12 @@ from typing import Any
 from sluice.api import KIND, RLJob, RLJobStatus
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.kube import optional_objects, pool_of_job, stored_status
+from sluice_operator.cluster.kube import (
+    fetch_logs,
+    optional_objects,
+    pool_of_job,
+    stored_status,
+)
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.engine_pools import KubePools
 from sluice_operator.cluster.kube.events import PodWarnings, post
@@ -111,6 +116,7 @@ class KubeCluster:
         if lacks_pods(with_workers(job, pool, job.status), self._pods(job)):
             await self._reread_pods(job)
         warned = await self._warnings.about(_key(job), self._pods(job))
+        fetching = await fetch_logs.progress_of(self.api, job.metadata.namespace, self._pods(job))
         workloads = await self._workloads.waited_for(job, self._pods(job))
         sandbox_version, sandboxes = await self._sandboxes.of_job(job, self._pods(job))
         stored_status.check_fresh(self.jobs, job)
@@ -122,6 +128,7 @@ class KubeCluster:
             absent_kinds=owned.absent,
             operator_namespace=self.namespace,
             warned=warned,
+            fetching=fetching,
             sandboxes=sandboxes,
             sandbox_version=sandbox_version,
             defaults=self._defaults,

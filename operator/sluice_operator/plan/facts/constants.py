@@ -117,6 +117,12 @@ GATED = Reason("WaitingForQueue", "{pods} for admission by {queue}{detail}")
 QUEUED = Reason("WaitingForQueue", "the job waits in a queue{detail}")
 NOT_ADMITTED = Reason("NotRequested", "the job {state}")
 
+# -- ModelFetched
+
+FETCHED = Reason("Fetched", "{pods} pods have their files")
+FETCHING = Reason("Fetching", "{done} of {pods} pods have their files{detail}")
+FETCH_FAILED = Reason("FetchFailed", "{pod}: {cause}")
+
 # -- Ready, of a pool
 
 ENGINES_READY = Reason("EnginesReady", "{ready} of {desired} engines answer")

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sluice.api import RLJob
+from sluice.api import RLEnginePool, RLJob
 from sluice.api.groups.lifecycle import PodTemplateOverride
 from sluice.api.groups.resources import Resources
-from sluice.api.groups.storage import KernelCache
+from sluice.api.groups.storage import Downloads, KernelCache
 from sluice.api.job import RLJobSpec
 from sluice.api.schema.base import FreeForm, Model
 from sluice.api.schema.mutability import differences
@@ -48,12 +48,14 @@ class JobDefaults(PodDefaults):
     """All defaults of a cluster; the inherited fields are those of all roles.
 
     storage_class_name: for the claims of buffer and checkpoints. otlp_endpoint: the receiver of
-    traces. kernel_cache: for jobs on GPUs that do not set one.
+    traces. kernel_cache: for jobs on GPUs that do not set one. downloads: for jobs and pools, each
+    field for itself.
     """
 
     storage_class_name: str = ""
     otlp_endpoint: str = ""
     kernel_cache: KernelCache | None = None
+    downloads: Downloads | None = None
     image_pull_secrets: Annotated[list[FreeForm], Field(max_length=16)] = Field(
         default_factory=list
     )
@@ -92,9 +94,25 @@ def with_job_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
         "checkpoint": _with(spec.checkpoint, _checkpoint(defaults, spec)),
         "pod_template_overrides": _rendezvous(defaults) + spec.pod_template_overrides,
     }
+    groups["downloads"] = _downloads(defaults, spec.downloads)
     if spec.on_gpu and spec.kernel_cache is None:
         groups["kernel_cache"] = defaults.kernel_cache
     return job.model_copy(update={"spec": spec.model_copy(update=groups)})
+
+
+def with_pool_defaults(pool: RLEnginePool, defaults: JobDefaults) -> RLEnginePool:
+    """Return the pool as if its spec set the downloads that it leaves open."""
+    found = _downloads(defaults, pool.spec.downloads)
+    return pool.model_copy(update={"spec": _with(pool.spec, {"downloads": found})})
+
+
+def _downloads(defaults: JobDefaults, explicit: Downloads | None) -> Downloads | None:
+    if explicit is None or defaults.downloads is None:
+        return explicit or defaults.downloads
+    return Downloads(
+        volume=explicit.volume or defaults.downloads.volume,
+        secret_ref=explicit.secret_ref or defaults.downloads.secret_ref,
+    )
 
 
 def defaulted_fields(job: RLJob, defaults: JobDefaults) -> list[str]:

@@ -74,6 +74,8 @@ class Observed:
     absent_kinds: frozenset[str] = frozenset()  # kinds that this cluster does not serve
     operator_namespace: str | None = None  # None if the operator does not run in a cluster
     warned: Mapping[str, KubeletWarning] = field(default_factory=dict)  # by pod name
+    # How far pods are that fetch files, by pod name, as far as their logs tell.
+    fetching: Mapping[str, str] = field(default_factory=dict)
     # Sandboxes of the job if it asks for them, and the version of their API; empty if the cluster
     # does not serve it.
     sandboxes: tuple[KubeObject, ...] = ()

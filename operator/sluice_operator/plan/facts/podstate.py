@@ -257,6 +257,17 @@ def runs_init(pod: KubeObject, container: str) -> bool:
     )
 
 
+def init_succeeded(pod: KubeObject, container: str) -> bool:
+    """Return True if this init container of the pod has ended with exit code 0."""
+    statuses = _status(pod).get("initContainerStatuses") or []
+    ends = (
+        status.get("state", {}).get("terminated")
+        for status in statuses
+        if status["name"] == container
+    )
+    return any(end is not None and end.get("exitCode") == 0 for end in ends)
+
+
 def has_ended(pod: KubeObject, container: str) -> bool:
     return any(name == container for name, _ in _terminated(pod))
 

@@ -20,6 +20,7 @@ from sluice_operator.plan.facts.job_defaults import (
     JobDefaults,
     pod_defaults,
     with_default_amounts,
+    with_pool_defaults,
 )
 from sluice_operator.plan.facts.merge import fitting, merge
 from sluice_operator.plan.facts.model import Images, KubeObject
@@ -85,6 +86,7 @@ def engines_service(pool: RLEnginePool) -> KubeObject:
 
 def stateful_set(pool: RLEnginePool, images: Images, defaults: JobDefaults) -> KubeObject:
     """Return the engines. All of them start at the same time; a change replaces one by one."""
+    pool = with_pool_defaults(pool, defaults)
     labels = names.selector(pool, names.ENGINE)
     metadata = names.metadata(pool, names.pool_engine_name(pool.metadata.name), labels)
     metadata["labels"] |= _kueue_labels(pool)

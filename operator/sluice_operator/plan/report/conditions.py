@@ -11,7 +11,7 @@ from typing import Literal
 from sluice.api import Condition, ConditionType, RLJobStatus
 from sluice_operator.plan.decide.deletion import force_time, grace_end
 from sluice_operator.plan.decide.gangs import GangPlan, by_gang
-from sluice_operator.plan.facts import clock, names, podstate
+from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.facts.constants import (
     HOPELESS,
     HOPELESS_AFTER,
@@ -34,6 +34,7 @@ from sluice_operator.plan.report.blocked import blocked
 ConditionStatus = Literal["True", "False", "Unknown"]
 _ORDER: tuple[ConditionType, ...] = (
     "Admitted",
+    "ModelFetched",
     "Running",
     "WeightsInSync",
     "Suspended",
@@ -152,7 +153,7 @@ def running(
         return _not_running(RESTARTING.name, RESTARTING.text(gangs=gangs, detail=detail))
 
     if any(plan.facts.running + plan.facts.succeeded < plan.gang.size for plan in missing):
-        detail = _detail(obstacle.text() if obstacle else _fetching(current.pods))
+        detail = _detail(obstacle.text() if obstacle else "")
         text = PENDING.text(ready=ready, desired=desired, detail=detail)
         return _not_running(PENDING.name, text)
 
@@ -199,16 +200,6 @@ def _overdue_member(plans: Sequence[GangPlan], pods: Sequence[KubeObject], now: 
     members = by_gang(pods)
     gangs = (members[plan.gang.role, plan.gang.replica] for plan in plans)
     return overdue(list(chain.from_iterable(gangs)), now)
-
-
-def _fetching(pods: Sequence[KubeObject]) -> str:
-    """Return which pods fetch the files of URIs; empty if none does."""
-    fetching = [podstate.name(pod) for pod in pods if podstate.runs_init(pod, names.FETCH)]
-    if not fetching:
-        return ""
-    pod, *others = fetching
-    more = f" and {len(others)} more" if others else ""
-    return f"{pod}{more}: fetching files; kubectl logs {pod} -c {names.FETCH} tells how far"
 
 
 def _detail(text: str) -> str:
