@@ -114,6 +114,13 @@ def entries() -> list[Fetched]:
     return [entry for record in records if (entry := _read(record))]
 
 
+def newest(uri: Uri) -> Fetched | None:
+    """Return the version of a URI that was used last, without asking a store; None if none is."""
+    return next(
+        (entry for entry in entries() if entry.uri == str(uri) and entry.path.exists()), None
+    )
+
+
 def remove(entry: Fetched) -> bool:
     """Remove a version; False if a process holds it. Files of the hub stay in the hub's cache."""
     with entry.record.open("rb") as file:

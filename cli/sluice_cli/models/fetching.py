@@ -14,7 +14,7 @@ from rich.console import Console
 from sluice.api import ManifestError, RLEnginePool, RLJob
 from sluice.stores import StoreError
 from sluice.stores.amounts import progress_text
-from sluice.stores.cache import Fetched
+from sluice.stores.cache import Fetched, newest
 from sluice.stores.objects import Progress
 from sluice.stores.sources import Source, fetch_sources, on_this_machine, sources_of
 from sluice.telemetry import run_directory
@@ -63,6 +63,13 @@ def local(job: J, run: Path | None = None) -> Local[J]:
         raise ManifestError(
             f"{error.filename or 'the cache'}: {error.strerror or error}"
         ) from error
+    return Local(on_this_machine(job, fetched), fetched)
+
+
+def cached(job: J) -> Local[J]:
+    """Return a job with local paths in place of those URIs that are in the cache."""
+    found = {str(source.uri): newest(source.uri) for source in sources_of(job)}
+    fetched = {uri: entry for uri, entry in found.items() if entry is not None}
     return Local(on_this_machine(job, fetched), fetched)
 
 

@@ -23,7 +23,7 @@ from sluice.api import (
 from sluice.api.pool import KIND as POOL
 from sluice.stores.cache import hold
 from sluice.stores.sources import sources_of
-from sluice_cli.models.fetching import local, not_fetched
+from sluice_cli.models.fetching import cached, local, not_fetched
 from sluice_cli.options import say
 from sluice_cli.output import Format, written
 from sluice_cli.validate import file_checks, footprint
@@ -148,7 +148,8 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
     path, overrides
         The manifest, and fields to set as `PATH=VALUE`.
     deep
-        Also fetch URIs, render prompts and compute rewards.
+        Also fetch URIs, render prompts and compute rewards. Otherwise files of URIs are checked
+        as the cache has them.
 
     Raises
     ------
@@ -166,10 +167,16 @@ def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Va
         return validation
     resolved = resolve(job, path.parent)
     check_files(resolved)
-    if (sources := sources_of(resolved)) and not deep:
-        validation.notes += not_fetched(sources)
+    here = local(resolved) if deep else cached(resolved)
+    missing = [source for source in sources_of(resolved) if str(source.uri) not in here.fetched]
+    if missing:
+        validation.notes += not_fetched(missing)
         return validation
-    here = local(resolved)
+    if not deep:
+        validation.notes += [
+            f"{source.field}: checked as the cache has {source.uri}; its store was not asked"
+            for source in sources_of(resolved)
+        ]
     with hold(*here.fetched.values()):
         _check_contents(validation, here.job, deep=deep)
     return validation

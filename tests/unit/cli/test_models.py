@@ -78,6 +78,20 @@ def test_validate_says_what_a_run_would_fetch(job_file: Path, hub: Hub, sluice: 
     assert hub.requests == []
 
 
+def test_validate_reads_what_is_in_the_cache(job_file: Path, hub: Hub, sluice: Sluice) -> None:
+    assert sluice("models", "pull", "org/tiny").exit_code == 0
+    hub.requests.clear()
+    changes = ("--set", "model.path=org/tiny")
+    result = sluice("validate", str(job_file), *changes)
+    assert (result.exit_code, hub.requests) == (0, [])
+    assert "spec.model.path: checked as the cache has hf://org/tiny; its store" in result.stdout
+    rows = job_file.parent / "rows.jsonl"
+    rows.write_text("no JSON\n")
+    result = sluice("validate", str(job_file), *changes, "--set", f"data.prompts[0].path={rows}")
+    assert result.exit_code == 2
+    assert "rows.jsonl" in result.stderr
+
+
 def test_a_directory_comes_before_a_repository_of_the_hub(
     job_file: Path, hub: Hub, sluice: Sluice
 ) -> None:
