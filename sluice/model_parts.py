@@ -52,10 +52,12 @@ def kept_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, int
 
 def predicts_further_tokens(config: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Return True if a checkpoint has layers that predict further tokens (MTP)."""
-    return any(
-        _FURTHER_TOKENS.match(part) or _LAYER.fullmatch(f"{part}.")
-        for part in kept_parts(config, names)
-    )
+    return any(map(is_mtp, kept_parts(config, names)))
+
+
+def is_mtp(part: str) -> bool:
+    """Return True if one of the `kept_parts` is a layer that predicts further tokens (MTP)."""
+    return bool(_FURTHER_TOKENS.match(part) or _LAYER.fullmatch(f"{part}."))
 
 
 def trained_names(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:

@@ -240,6 +240,10 @@ def _generation() -> list[Panel]:
               "With rollout.speculative: tokens for each pass that verifies proposed ones. Near 1 "
               "speculation costs time.",
               {"engine {{replica}}": accepted}),
+        lines("MTP layer", NUMBER, none(),
+              "With trainer.mtp: loss of the layer that predicts a further token, and the share of "
+              "tokens that it finds the most likely.",
+              {"loss": _trainer("mtp_loss"), "accuracy": _trainer("mtp_accuracy_ratio")}),
     ]
     # fmt: on
 

@@ -109,6 +109,22 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "no samples of the policy",
     ),
     *(
+        ({"trainer": {"steps": 4, "mtp": {}, "backend": "fsdp", **trainer}, **groups}, reason)
+        for trainer, groups, reason in (
+            ({"backend": "megatron"}, {}, "only backend: fsdp, without lora"),
+            ({"lora": {"rank": 4}}, {}, "only backend: fsdp, without lora"),
+            ({"parallelism": {"context": 2}}, {}, "only backend: fsdp, without lora"),
+            (
+                {"fakeQuantize": True},
+                {"rollout": {"precision": "fp8"}},
+                "engines do not quantize the layer",
+            ),
+            ({}, {"model": {"path": "/m", "init": "random"}}, "is read from the checkpoint"),
+            ({}, {"data": IMAGES["data"]}, "is read from the checkpoint"),
+            ({}, {"algorithm": {"loss": {"type": "reward_model"}}}, "generates nothing"),
+        )
+    ),
+    *(
         ({**groups, "rollout": {"speculative": SPECULATIVE, **rollout}}, reason)
         for groups, rollout, reason in (
             ({}, {"engine": "vllm"}, "only SGLang has been shown to sample from the policy"),
@@ -151,7 +167,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
             (
                 {"model": {"path": "m", "init": "random"}},
                 {"speculative": {"algorithm": "mtp"}},
-                "model.init: random draws none",
+                "model.init: random draws no layers",
             ),
         )
     ),

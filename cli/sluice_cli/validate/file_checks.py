@@ -25,7 +25,7 @@ from sluice.data.checking import check_rows, check_sources, reader_of, without_t
 from sluice.data.files import read_source
 from sluice.data.rows import prompt_reader
 from sluice.data.vocabulary import embedding_size, surplus
-from sluice.model_parts import kept_parts_of
+from sluice.model_parts import is_mtp, kept_parts_of
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout import prompts
 
@@ -165,6 +165,8 @@ def _note_kept_parts(findings: Findings, spec: RLJobSpec) -> None:
     try:
         trained = spec.trainer.trained_parts if spec.data.images else ()
         parts = kept_parts_of(Path(spec.model.path), trained)
+        if spec.trainer.mtp:
+            parts = {part: number for part, number in parts.items() if not is_mtp(part)}
     except ValueError as error:
         findings.problems.append(f"spec.model.path: {error}")
         return

@@ -24,8 +24,8 @@ _DELTA = Covered("weightSync.transport: store has one lossless encoding, with ch
 _FROZEN = Unsupported("sluice trains all weights")
 _FP8 = Unsupported("sluice trains in bf16 or fp32: trainer.precision")
 _MTP = Unsupported(
-    "sluice does not train multi-token prediction; engines use the layers of the checkpoint with "
-    "rollout.speculative: {algorithm: mtp}"
+    "trainer.mtp trains the layer for a further token, with backend: fsdp; engines propose with it "
+    "with rollout.speculative: {algorithm: mtp}"
 )
 _PROFILER = Unsupported("debug.profile: [steps] records traces and memory of these steps")
 _REPLAY = Unsupported("debug.replay trains on rollouts that sluice saved with debug.dumpRollouts")

@@ -45,7 +45,9 @@ _OPTIMIZER = Unsupported(
     "sluice has the options of trainer.optimizer only; its state stays on the GPU",
     unless=(None, False, 0, 0.0),
 )
-_MTP = Unsupported("sluice does not train multi-token prediction", unless=(None, False, 0))
+_MTP = Unsupported(
+    "trainer.mtp trains the layer for a further token, with backend: fsdp", unless=(None, False, 0)
+)
 _SHARDING = Covered("trainer.parallelism shards weights and optimizer")
 
 

@@ -32,7 +32,7 @@ _VOLUME = Unsupported(
 _PROFILE = Unsupported("debug.profile: [steps] records traces of these steps", unless=(None,))
 _TURNS = Unsupported("write turns and tools as a function: rollout.function")
 _MTP_TRAINING = Unsupported(
-    "sluice does not train multi-token prediction: engines use the layers of the checkpoint",
+    "trainer.mtp trains the layer for a further token, with backend: fsdp",
     unless=(None, False),
 )
 _MODEL = Unsupported("sluice reads the model's code and shape from its directory")

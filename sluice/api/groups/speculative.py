@@ -24,8 +24,8 @@ class Speculative(Model):
         description="What proposes tokens. ngram: earlier responses and the prompt, by their last "
         "tokens. mtp: the layers of the checkpoint that predict further tokens, as in DeepSeek-V3, "
         "GLM-4.5 and Qwen3.5. eagle3: an EAGLE-3 head in `model`. draft: a smaller model in "
-        "`model`, with the same tokenizer. No update changes these layers, head and draft: they "
-        "stay as in their checkpoint, and propose worse the more the policy changes."
+        "`model`, with the same tokenizer. They stay as in their checkpoint, and propose worse the "
+        "more the policy changes; only the layers of mtp learn, with trainer.mtp."
     )
     model: DraftPath | None = Field(
         None,
@@ -117,8 +117,20 @@ SPECULATION = (
     requires(
         field("rollout.speculative.algorithm") == "mtp",
         field("model.init") != "random",
-        "the layers that predict further tokens are not trained, and model.init: random draws "
-        "none: choose another algorithm",
+        "model.init: random draws no layers that predict further tokens: choose another algorithm",
         "rollout.speculative.algorithm",
+    ),
+    requires(
+        field("trainer.mtp").is_set,
+        (field("model.init") != "random") & ~field("data.images").is_set,
+        "the layer that predicts a further token is read from the checkpoint, and has not been "
+        "shown to learn with images: leave trainer.mtp, or model.init and data.images out",
+        "trainer.mtp",
+    ),
+    requires(
+        field("trainer.mtp").is_set,
+        field("algorithm.loss.type") != "reward_model",
+        "a reward model generates nothing: leave trainer.mtp out",
+        "trainer.mtp",
     ),
 )

@@ -139,6 +139,19 @@ VisionPart = Literal["vision", "projector"]
 VISION_PARTS: tuple[VisionPart, ...] = ("vision", "projector")
 
 
+class Mtp(Model):
+    """Training of the layer that predicts a further token (multi-token prediction).
+
+    It learns from the responses of each batch, beside the policy, whose gradients stay as they are.
+    """
+
+    lr: PositiveFloat | None = Field(
+        None,
+        description="Learning rate of the layer, on the optimizer's schedule. Default: "
+        "optimizer.lr.",
+    )
+
+
 class Trainer(Model):
     """Trainer: its processes, its layout and its optimizer."""
 
@@ -179,6 +192,12 @@ class Trainer(Model):
     )
     lora: Lora | None = Field(
         None, description="Train low-rank adapters instead of all weights. Default: all weights."
+    )
+    mtp: Mtp | None = Field(
+        None,
+        description="Also train the layer of the checkpoint that predicts a further token, as in "
+        "DeepSeek-V3, GLM-4.5 and Qwen3.5, so that rollout.speculative.algorithm: mtp proposes "
+        "well while the policy changes. Needs backend: fsdp. Default: it stays as it is.",
     )
     freeze: Annotated[list[VisionPart], Field(max_length=2)] | None = Field(
         None,
@@ -328,6 +347,19 @@ class Trainer(Model):
             ~field("lora").is_set,
             "engines quantize the sum of base and adapter, which the trainer keeps apart: leave "
             "fakeQuantize or lora out",
+            "fakeQuantize",
+        ),
+        only_with(
+            "mtp",
+            _FSDP & (field("parallelism.context") == 1) & ~field("lora").is_set,
+            "only backend: fsdp, without lora and parallelism.context, trains the layer that "
+            "predicts a further token: leave mtp out",
+        ),
+        requires(
+            field("fakeQuantize").is_true,
+            ~field("mtp").is_set,
+            "engines do not quantize the layer that predicts a further token: leave fakeQuantize "
+            "or mtp out",
             "fakeQuantize",
         ),
         only_with("routingReplay", _MEGATRON, "only backend: megatron replays routing"),

@@ -25,6 +25,7 @@ from sluice_trainer.weights.sender import WeightSender
 from tests.algorithm_cases import manifest
 from tests.distributions import chi_square_p
 from tests.integration.engines import Sglang, _load, call, distance, gpus, log_probs, save_model
+from tests.integration.trainer import tiny
 from tests.integration.weights.tools import on_device, publish, serving
 
 MakeSender = Callable[..., WeightSender]
@@ -281,3 +282,43 @@ async def test_heads_of_a_model_propose_for_the_policy_of_each_update(
             update = await publish(sender, version, tensors)
             assert (list(update.engines), update.failed) == (["rollout-0"], {})
             await asyncio.to_thread(check, engine, models[weights], version)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_a_layer_that_learns_proposes_more(
+    join_engine: JoinEngine, make_sender: MakeSender, tmp_path: Path
+) -> None:
+    """`trainer.mtp`: the layer learns from responses of the engine, and comes with an update."""
+    model = save_model(tmp_path / "model", 1, "Glm4Moe", **MIXTURE)
+    add_next_token_layer(model)
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    torch.manual_seed(0)
+    for name, tensor in tensors.items():
+        if name.endswith("eh_proj.weight"):
+            tensor.normal_(0, 0.1)
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    policy = dict(on_device(model))
+    words, variables = arguments({"algorithm": "mtp", "steps": 2, "topK": 1}, str(model))
+    with serving(model, tmp_path / "log", *words, **variables) as engine:
+        await join_engine("rollout-0", engine.address)
+        sender = make_sender()
+        first = [(name, policy[name]) for name in trained_names(config, policy)]
+        update = await publish(sender, 0, first)
+        assert (list(update.engines), update.failed) == (["rollout-0"], {})
+        before = await asyncio.to_thread(acceptance, engine)
+        answers = await asyncio.to_thread(responses, engine, 64, max_new_tokens=48)
+        job = {"model": str(model), "prompt": PROMPT, "steps": 40, "out": str(tmp_path / "hf")}
+        job["responses"] = [answer["tokens"] for answer in answers]
+        [learned] = await asyncio.to_thread(tiny.run, "train_mtp.py", json.dumps(job))
+        assert learned["losses"][-1] < learned["losses"][0] - 0.3
+        exported = dict(on_device(tmp_path / "hf"))
+        assert all(torch.equal(exported[name], tensor) for name, tensor in first)
+        copies = ("embed_tokens", "shared_head.head")
+        layer = [n for n in exported if n not in dict(first) and not any(c in n for c in copies)]
+        update = await publish(sender, 1, [*first, *((name, exported[name]) for name in layer)])
+        assert (list(update.engines), update.failed) == (["rollout-0"], {})
+        await asyncio.to_thread(check, engine, model, 1)
+        assert await asyncio.to_thread(acceptance, engine) > before + 0.1

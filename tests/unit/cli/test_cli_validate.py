@@ -347,6 +347,9 @@ def test_parts_that_are_not_trained_are_noted(task: Path, sluice: Sluice) -> Non
         f"note: spec.model.path: {task}/model: the language model is trained; kept and exported as "
         "they are: mtp (2 tensors)"
     ) in result.output
+    settings = ("spec.trainer.backend=fsdp", "spec.trainer.mtp={}", "spec.model.init=pretrained")
+    options = [word for setting in settings for word in ("--set", setting)]
+    assert "kept" not in sluice("validate", task / "job.yaml", *options).output
 
 
 IN_PLACE = "weightSync.pauseMode=in_place"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJobSpec
+from sluice.api.groups.trainer import Mtp
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.model.families import check_family, check_speculative
 from tests.vision_models import make_model
@@ -50,6 +51,10 @@ def test_engines_find_what_they_propose_tokens_with(tmp_path: Path) -> None:
     check_speculative(speculative(algorithm="ngram"), tmp_path)
     with pytest.raises(ConfigurationError, match="no layers that predict further tokens"):
         check_speculative(speculative(algorithm="mtp"), tmp_path)
+    job = spec(tmp_path)
+    trained = job.model_copy(update={"trainer": job.trainer.model_copy(update={"mtp": Mtp()})})
+    with pytest.raises(ConfigurationError, match=r"which trainer\.mtp trains: leave it out"):
+        check_speculative(trained, tmp_path)
     for further in ("model.layers.2.eh_proj.weight", "mtp.fc.weight"):
         index.write_text(json.dumps({"weight_map": dict.fromkeys([*names, further], "f")}))
         check_speculative(speculative(algorithm="mtp"), tmp_path)

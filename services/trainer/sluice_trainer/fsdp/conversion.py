@@ -16,6 +16,7 @@ from sluice_trainer.checkpoint.checkpoint_reader import (
     UnsafeCheckpointError,
     reason,
 )
+from sluice_trainer.fsdp import mtp
 from sluice_trainer.fsdp.export import hf_tensors, own_config
 from sluice_trainer.fsdp.loading import Recipe, restore_names
 from sluice_trainer.fsdp.sharding import named_tensors
@@ -52,13 +53,22 @@ def dist_to_hf(
 
     """
     final = checkpoint_directory.latest_checkpoint(checkpoint)
-    vision = frozenset(VISION_PARTS) if _holds_tower(final) else None
-    recipe = Recipe(like, drawn=True, seed=0, compute=torch.float32, vision=vision)
+    recipe = Recipe(
+        like,
+        drawn=True,
+        seed=0,
+        compute=torch.float32,
+        vision=frozenset(VISION_PARTS) if _holds(final, "model.model.visual.") else None,
+        mtp=_holds(final, f"model.{mtp.ATTRIBUTE}."),
+    )
     dtype = getattr(recipe.config(), "dtype", None) or torch.float32
     model = recipe.blank().to_empty(device="cpu")
     model.tie_weights()
     if has_tensors(like):
-        restore_names(model, like, whole=vision is not None)
+        restore_names(model, like, whole=recipe.vision is not None)
+        if recipe.mtp:
+            first = mtp.loaded(model, like)
+            model.mtp.decoder._weight_conversions = first.decoder._weight_conversions
     try:
         reader, tensors = CheckpointReader(final), named_tensors(model)
         # Fails with a short message; torch's own lists the errors of all ranks.
@@ -85,10 +95,10 @@ def dist_to_hf(
     )
 
 
-def _holds_tower(checkpoint: Path) -> bool:
-    """Return True for a checkpoint of a job with images; False also if it cannot be read."""
+def _holds(checkpoint: Path, part: str) -> bool:
+    """Return True if names of tensors begin so; False also if the checkpoint cannot be read."""
     try:
         names = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
     except (Exception, CheckpointException):
         return False  # reading the tensors fails in a moment, with a message
-    return any(name.startswith("model.model.visual.") for name in names)
+    return any(name.startswith(part) for name in names)

@@ -15,7 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sluice.engines.protocol import StackName
 from sluice_trainer.distributed.device import DEVICE
-from sluice_trainer.fsdp import lora
+from sluice_trainer.fsdp import lora, mtp
 from sluice_trainer.fsdp.families import kept_parameters
 from sluice_trainer.fsdp.nf4 import dequantized, packed_weights
 from sluice_trainer.fsdp.sharding import named_tensors
@@ -32,6 +32,7 @@ def hf_tensors(
     stack_name: StackName | None = None,
     *,
     whole: bool = False,
+    further: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield name and full tensor of every trained weight, parameters in `dtype`. Collective.
 
@@ -50,11 +51,17 @@ def hf_tensors(
         If given, separate experts come as one tensor, under this name.
     whole
         Also yield the parts of a multimodal model that no job trains.
+    further
+        Yield the layer that predicts a further token, if it is trained.
 
     """
     factor, experts = lora.adapter_scaling(model), lora.expert_tensors(model)
     kept = set() if whole else kept_parameters(model)
-    trained = {name: t for name, t in named_tensors(model).items() if name not in kept}
+    trained = {
+        name: tensor
+        for name, tensor in named_tensors(model).items()
+        if name not in kept and (further or not mtp.is_of_layer(name))
+    }
     for layer in _layers(trained):
         full = {
             name: _gathered(tensor, dtype, adapter=lora.adapter_part(name) is not None)
@@ -62,7 +69,7 @@ def hf_tensors(
         }
         if factor is not None:
             full = lora.merge(full, factor, experts)
-        tensors = revert_weight_conversion(model, full)
+        tensors = _stored(model, full)
         if (head := tensors.get(HEAD)) is not None and head.shape[0] == 1:
             tensors = {VALUE_HEAD: head}
         yield from _stacked(tensors, stack_name) if stack_name else tensors.items()
@@ -92,8 +99,17 @@ def exported_names(model: Any) -> set[str]:
     return {
         name
         for layer in _layers({lora.base_name(name): shape for name, shape in shapes.items()})
-        for name in revert_weight_conversion(model, layer)
+        for name in _stored(model, layer)
     }
+
+
+def _stored(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors that `_layers` has put together under their names in the checkpoint."""
+    layer = mtp.layer_of(model)
+    if layer is not None and mtp.is_of_layer(next(iter(tensors))):
+        return mtp.restored(layer, tensors)
+    result: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return result
 
 
 def _layers(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:

@@ -37,7 +37,7 @@ class ShardedFrozenModel:
     def __init__(
         self, spec: RLJobSpec, size: MicroBatchSize, recipe: Recipe, ranks: Ranks, share: RowShare
     ) -> None:
-        recipe = replace(recipe, lora=None)
+        recipe = replace(recipe, lora=None, mtp=False)
         self.net: Net = build(recipe, ranks, share, spec.trainer, learns=False)
         self._spec, self._size, self._ranks = spec, size, ranks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.algorithms.objective import Objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence, micro_batch_members
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.fsdp import mtp
 from sluice_trainer.fsdp.lora import dropping
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.row import row
@@ -24,6 +27,7 @@ from sluice_trainer.fsdp.sharding import local_shard, reshard
 from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, share_of, with_loss
+from sluice_trainer.step.rates import learning_rate
 from sluice_trainer.step.results import (
     Loss,
     StepResult,
@@ -50,6 +54,7 @@ class ShardedLearner(Learner):
         super().__init__(spec, rates, total_steps)
         self.net = net
         self.optimizer = build_adamw(net, rates)
+        self._mtp_rates = _rates_of_mtp(spec, rates)
         self._size, self._ranks = size, ranks
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
@@ -64,12 +69,28 @@ class ShardedLearner(Learner):
     def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
         return score(self.net, shard, self._size, self._ranks, forward)
 
+    def _objective(self, batch: MicroBatch, forward: Forward, loss: Loss) -> Objective:
+        """Return the objective of a micro-batch, with that of the layer for a further token."""
+        assert batch.loss is not None
+        scores = forward(self.net, batch)
+        if self.net.mtp is None:
+            return loss(scores, batch.loss)
+        objective = loss(scores[:-2], batch.loss)
+        weights = batch.loss.metric_weights * mtp.predicted(batch)
+        log_probs, hits = scores[-2:]
+        further = -(log_probs * weights).sum()
+        sums = {"mtp_loss": further.detach(), "mtp_accuracy": (hits.detach() * weights).sum()}
+        return replace(objective, loss=objective.loss + further, sums={**objective.sums, **sums})
+
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
+        if self.net.mtp:
+            rate = learning_rate(self.optimizer_steps, self._mtp_rates, self._total)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate if group["further"] else self.rate
         objectives = []
         with dropping(self.net.model):
             for batch in batches:
-                assert batch.loss is not None
-                objective = loss(forward(self.net, batch), batch.loss)
+                objective = self._objective(batch, forward, loss)
                 objective.loss.backward()  # type: ignore[no-untyped-call]
                 objectives.append(objective)
         own = summed([o.sums for o in objectives])
@@ -79,8 +100,12 @@ class ShardedLearner(Learner):
         maxima = reduced(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
         check_loss(sums)
         limit = self._rates.clip_grad or math.inf
-        norm = clip_gradients(self.net, limit)
+        further = list(self.net.mtp.parameters()) if self.net.mtp else []
+        norm = clip_gradients(_without(self.net.parameters(), further), limit)
         check_gradient(norm, sums["loss"])
+        if further and not math.isfinite(clip_gradients(further, limit)):
+            for parameter in further:  # the policy learns all the same
+                parameter.grad = None
         self.optimizer.step()
         # Free the gradients now, not before the next step: log-prob passes in between need their
         # memory, and memory allocated before a step stays allocated.
@@ -88,15 +113,26 @@ class ShardedLearner(Learner):
         return StepResult(sums, maxima, norm)
 
 
-def clip_gradients(net: nn.Module, limit: float) -> float:
+def _rates_of_mtp(spec: RLJobSpec, rates: Optimizer) -> Optimizer:
+    """Return the settings of the layer that predicts a further token: its own learning rate."""
+    settings = spec.trainer.mtp
+    if settings is None or settings.lr is None:
+        return rates
+    return rates.model_copy(update={"lr": settings.lr})
+
+
+def _without(parameters: Iterable[nn.Parameter], others: Seq[nn.Parameter]) -> list[nn.Parameter]:
+    left_out = {id(parameter) for parameter in others}
+    return [parameter for parameter in parameters if id(parameter) not in left_out]
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
     """Scale gradients down to norm `limit` if they exceed it, and return their norm. Collective.
 
     It differs from torch's function only in the sum over ranks, which torch takes on the device of
     the gradients: with `cpuOffload` that is the CPU, which NCCL does not support.
     """
-    shares = [
-        local_shard(parameter.grad) for parameter in net.parameters() if parameter.grad is not None
-    ]
+    shares = [local_shard(p.grad) for p in parameters if p.grad is not None]
     # The norm over all ranks is the root of the sum of the squared norms of their shards.
     square = nn.utils.get_total_norm(shares).to(DEVICE).square()
     dist.all_reduce(square)
@@ -108,22 +144,24 @@ def clip_gradients(net: nn.Module, limit: float) -> float:
     return norm
 
 
-def build_adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
+def build_adamw(net: Net, rates: Optimizer) -> torch.optim.AdamW:
     """Return AdamW over this rank's shards, without weight decay for norms and biases.
 
-    Megatron decays the same parameters.
+    Megatron decays the same parameters. The layer that predicts a further token has groups of its
+    own.
     """
-    plain: list[nn.Parameter] = []
-    decayed: list[nn.Parameter] = []
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": decay, "further": further}
+        for further in (False, True)
+        for decay in (rates.weight_decay, 0.0)
+    ]
+    layer = net.mtp
+    of_layer = {id(parameter) for parameter in layer.parameters()} if layer else set()
     for name, parameter in net.named_parameters():
         if not parameter.requires_grad:
             continue
-        without = parameter.dim() == 1 or name.endswith(".bias")
-        (plain if without else decayed).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": rates.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+        plain = parameter.dim() == 1 or name.endswith(".bias")
+        groups[2 * (id(parameter) in of_layer) + plain]["params"].append(parameter)
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=rates.lr,

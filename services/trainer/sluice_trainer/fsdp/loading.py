@@ -15,7 +15,7 @@ from transformers.core_model_loading import Transpose, WeightConverter, rename_s
 from sluice.api.groups.lora import Lora
 from sluice.api.groups.trainer import VisionPart
 from sluice.model_parts import trained_names
-from sluice_trainer.fsdp import lora
+from sluice_trainer.fsdp import lora, mtp
 from sluice_trainer.fsdp.attention import attention, tower_attention
 from sluice_trainer.fsdp.families import indexers, kept_parameters, train_parts
 from sluice_trainer.fsdp.nf4 import quantize_linear_layers
@@ -47,6 +47,8 @@ class Recipe:
         the language model alone.
     shares_rows
         Whether ranks share the tokens of a row.
+    mtp
+        Also train the checkpoint's layer that predicts a further token.
 
     """
 
@@ -59,6 +61,7 @@ class Recipe:
     lora: Lora | None = None
     vision: frozenset[VisionPart] | None = None
     shares_rows: bool = False
+    mtp: bool = False
 
     def config(self) -> Any:
         """Return transformers' configuration.
@@ -101,7 +104,10 @@ class Recipe:
     def blank(self) -> Any:
         """Return the model without memory: names and shapes of its tensors, in float32."""
         with torch.device("meta"):
-            return self._adapted(self._built(self.config()), first=False)
+            model = self._built(self.config())
+            if self.mtp:
+                model.mtp = mtp.blank(model, self.directory)
+            return self._adapted(model, first=False)
 
     def source(self) -> Any:
         """Return the model with its initial weights, on the CPU in the checkpoint's precision."""
@@ -118,6 +124,8 @@ class Recipe:
             trust_remote_code=self.trust_remote_code,
         )
         restore_names(model, self.directory, whole=self.vision is not None)
+        if self.mtp:
+            model.mtp = mtp.loaded(model, self.directory)
         if self.values:
             head = _with_value_head(model)
             with reader(self.directory) as read:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sluice_trainer.fsdp import vision
+from sluice_trainer.fsdp import mtp, vision
 from sluice_trainer.fsdp.families import backbone, can_pack, final_transform
 from sluice_trainer.fsdp.row import row
 from sluice_trainer.fsdp.row_share import RowShare, check_shareable
@@ -54,15 +54,23 @@ class Net(nn.Module):
 
         [r, h], or of the tokens that it has of a shared row.
         """
+        return self.states(batch).index_select(0, batch.predicting)
+
+    def states(self, batch: MicroBatch) -> Tensor:
+        """Return the states before the output layer of this rank's tokens, [t, h]."""
         attention = self.model.config._attn_implementation
         if self.tower is not None:
-            states = vision.hidden_states(
+            return vision.hidden_states(
                 self.model, self.tower, batch.tokens, batch.packing, attention
             )
-        else:
-            output = backbone(self.model)(batch.tokens[None], **batch.packing.arguments(attention))
-            states = output.last_hidden_state[0]
-        return states.index_select(0, batch.predicting)
+        output = backbone(self.model)(batch.tokens[None], **batch.packing.arguments(attention))
+        states: Tensor = output.last_hidden_state[0]
+        return states
+
+    @property
+    def mtp(self) -> mtp.Mtp | None:
+        """The layer that predicts a further token, if it is trained."""
+        return mtp.layer_of(self.model)
 
     @property
     def head(self) -> nn.Linear:
@@ -102,6 +110,8 @@ def forward(
         Comparison with a teacher. If the batch has the teacher's hidden states, the result is [4,
         r], with divergence and reverse KL.
 
+    With gradients, a model that trains its layer for further tokens adds two rows (`mtp.scores`).
+
     """
     scale = 1.0 / temperature
 
@@ -121,7 +131,12 @@ def forward(
             None if batch.teacher_hidden is None else batch.teacher_hidden.to(batch.targets.device)
         )
         head = net.output(fp32=fp32_head)
-        scores = score_tokens(score, net.hidden(batch), head, batch.targets, teacher_hidden)
+        states = net.states(batch)
+        hidden = states.index_select(0, batch.predicting)
+        scores = score_tokens(score, hidden, head, batch.targets, teacher_hidden)
+        if net.mtp is not None and torch.is_grad_enabled():
+            further = mtp.scores(net.model, batch, states, head, net.final, scale)
+            scores = torch.cat((scores, further))
         return _from_all_shares(net, batch, scores)
 
     return _by_rows(net, batch, score_targets)

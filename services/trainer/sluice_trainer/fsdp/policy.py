@@ -82,6 +82,7 @@ class ShardedPolicy(LearningPolicy):
             vision=spec.trainer.trained_parts if spec.data.images else None,
             shares_rows=self._share.size > 1,
             values=spec.algorithm.trains_reward_model,
+            mtp=spec.trainer.mtp is not None,
         )
         config = recipe.config()
         # The setting of the model that is built: of the whole, or of its language model alone.
@@ -143,7 +144,7 @@ class ShardedPolicy(LearningPolicy):
 
         From `critic.modelPath`, or with the policy's initial weights.
         """
-        recipe = replace(policy, values=True)
+        recipe = replace(policy, values=True, mtp=False)
         if settings.model_path:
             recipe = replace(recipe, directory=Path(settings.model_path), drawn=False)
         spec, size = self.spec, self._micro_batch_size
@@ -173,7 +174,14 @@ class ShardedPolicy(LearningPolicy):
         # or they have lost it with their memory while the trainer had the GPUs.
         lack_tower = self.spec.model.init == "random" or self.spec.trainer.colocate
         model, sees = self._learner.net.model, self._learner.net.tower is not None
-        return export.hf_tensors(model, self._compute, stack_name, whole=sees and lack_tower)
+        speculative = self.spec.rollout.speculative
+        return export.hf_tensors(
+            model,
+            self._compute,
+            stack_name,
+            whole=sees and lack_tower,
+            further=speculative is not None and speculative.algorithm == "mtp",
+        )
 
     def _own_tensors(self) -> Iterator[tuple[str, Tensor]]:
         # With drawn weights there is no checkpoint to copy the other parts from.

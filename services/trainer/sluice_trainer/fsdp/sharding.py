@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from sluice.api import Trainer
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.fsdp import mtp
 from sluice_trainer.fsdp.families import decoder_layers
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.lora import adapter_part
@@ -201,6 +202,9 @@ def _load_from_first_rank(model: Any, source: Any, ranks: Ranks) -> None:
         set_share(tensor, _from_first(values.get(name), tensor, ranks))
     # `export` needs it to restore the names in the checkpoint.
     model._weight_conversions = ranks.broadcast(getattr(source, "_weight_conversions", None))
+    if layer := mtp.layer_of(model):
+        first = source and source.mtp.decoder._weight_conversions
+        layer.decoder._weight_conversions = ranks.broadcast(first)
 
 
 def _all_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:

@@ -103,7 +103,7 @@ def check_precision(spec: RLJobSpec, directory: Path) -> None:
 
 
 def check_speculative(spec: RLJobSpec, directory: Path) -> None:
-    """Check that engines find what `rollout.speculative` proposes tokens with.
+    """Check that the checkpoint has what `rollout.speculative` and `trainer.mtp` need.
 
     Raises
     ------
@@ -112,17 +112,19 @@ def check_speculative(spec: RLJobSpec, directory: Path) -> None:
 
     """
     speculative = spec.rollout.speculative
-    if speculative is None:
-        return
+    proposes = speculative is not None and speculative.algorithm == "mtp"
     config = json.loads((directory / "config.json").read_text())
-    if speculative.algorithm == "mtp" and not predicts_further_tokens(
-        config, tensor_names(directory)
-    ):
-        raise UnsupportedModelError(
-            f"{directory}: the checkpoint has no layers that predict further tokens, which "
+    needed = proposes or spec.trainer.mtp
+    if needed and not predicts_further_tokens(config, tensor_names(directory)):
+        remedy = (
             "rollout.speculative.algorithm: mtp needs: choose another algorithm"
+            if proposes
+            else "trainer.mtp trains: leave it out"
         )
-    if speculative.algorithm != "draft" or speculative.model is None:
+        raise UnsupportedModelError(
+            f"{directory}: the checkpoint has no layers that predict further tokens, which {remedy}"
+        )
+    if speculative is None or speculative.algorithm != "draft" or speculative.model is None:
         return
     path = Path(speculative.model) / "config.json"
     if not path.is_file():

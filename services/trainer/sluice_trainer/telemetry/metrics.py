@@ -109,6 +109,11 @@ GAUGES = {
         "speculative_acceptance_length",
         "Tokens of responses for each pass that verifies proposed ones.",
     ),
+    "train/mtp_loss": ("mtp_loss", "Loss of the layer that predicts a further token."),
+    "train/mtp_accuracy": (
+        "mtp_accuracy_ratio",
+        "Tokens that the layer for a further token finds the most likely.",
+    ),
     "rollout/failed_ratio": ("failed_ratio", "Samples that failed."),
     "rollout/policy_lag": ("policy_lag_versions", "Mean age of the samples' oldest tokens."),
     "train/train_rollout_logprob_abs_diff": (

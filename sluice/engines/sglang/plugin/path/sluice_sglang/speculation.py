@@ -2,7 +2,9 @@
 
 SGLang loads every tensor of an update into the draft model too. A smaller model has tensors of the
 same names with other shapes, and an EAGLE head may have some of the same shape. So updates leave
-the draft model as it is. Embedding and output layer are the policy's in a head, which shares them.
+such a draft as it is. Embedding and output layer are the policy's in a head, which shares them. The
+layer of the checkpoint that predicts further tokens (mtp) has names of its own: it is loaded if the
+trainer sends it (`trainer.mtp`), and stays as it is otherwise.
 
 If NGRAM finds fewer tokens than it may propose, SGLang adds token 0 several times as a child of the
 last token. Verification adds up the probabilities of the children, and would accept token 0 several
@@ -27,7 +29,8 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(f"{MANAGER}._select_runners", only_target, HookType.AROUND)
+    if algorithm != "mtp":
+        HookRegistry.register(f"{MANAGER}._select_runners", only_target, HookType.AROUND)
     if algorithm == "ngram":
         HookRegistry.register(f"{CORPUS}.batch_get", with_distinct_padding, HookType.AROUND)
 
