@@ -68,8 +68,8 @@ def local(job: J, run: Path | None = None) -> Local[J]:
 
 def cached(job: J) -> Local[J]:
     """Return a job with local paths in place of those URIs that are in the cache."""
-    found = {str(source.uri): newest(source.uri) for source in sources_of(job)}
-    fetched = {uri: entry for uri, entry in found.items() if entry is not None}
+    kept = {str(source.uri): newest(source.uri) for source in sources_of(job)}
+    fetched = {uri: entry for uri, entry in kept.items() if entry is not None}
     return Local(on_this_machine(job, fetched), fetched)
 
 

@@ -102,8 +102,8 @@ def with_job_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
 
 def with_pool_defaults(pool: RLEnginePool, defaults: JobDefaults) -> RLEnginePool:
     """Return the pool as if its spec set the downloads that it leaves open."""
-    found = _downloads(defaults, pool.spec.downloads)
-    return pool.model_copy(update={"spec": _with(pool.spec, {"downloads": found})})
+    downloads = _downloads(defaults, pool.spec.downloads)
+    return pool.model_copy(update={"spec": _with(pool.spec, {"downloads": downloads})})
 
 
 def _downloads(defaults: JobDefaults, explicit: Downloads | None) -> Downloads | None:

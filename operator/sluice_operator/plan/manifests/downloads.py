@@ -178,12 +178,12 @@ def _named_by(job: RLJob) -> list[tuple[MarkedPath, Uri]]:
     Each of its pods asks several times, so those of the spec that was planned last are kept.
     """
     global _last
-    last_spec, found = _last
+    last_spec, named = _last
     if last_spec is not job.spec:
         spec = manifest(job)["spec"]
-        found = list(_uris(marked(RLJobSpec, spec), spec))
-        _last = job.spec, found
-    return found
+        named = list(_uris(marked(RLJobSpec, spec), spec))
+        _last = job.spec, named
+    return named
 
 
 _last: tuple[RLJobSpec | None, list[tuple[MarkedPath, Uri]]] = (None, [])
