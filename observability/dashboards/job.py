@@ -217,6 +217,9 @@ def _generation() -> list[Panel]:
     judged = promql.rate("sluice_rollout_rewards_total", "outcome")
     passes = promql.rate("sluice_rollout_speculative_passes_total", "replica")
     accepted = f"{tokens} / ({passes} > 0)"
+    cached = promql.rate("sluice_rollout_cached_tokens_total", "replica")
+    prompts = promql.rate("sluice_rollout_prompt_tokens_total", "replica")
+    hits = f"{cached} / ({prompts} > 0)"
     # fmt: off
     return [
         lines("Generated tokens", PER_SECOND, none(), "Tokens per second of each engine.",
@@ -244,6 +247,10 @@ def _generation() -> list[Panel]:
               "With trainer.mtp: loss of the layer that predicts a further token, and the share of "
               "tokens that it finds the most likely.",
               {"loss": _trainer("mtp_loss"), "accuracy": _trainer("mtp_accuracy_ratio")}),
+        lines("Prompt cache hit rate", SHARE, none(),
+              "Tokens of prompts that the engine had in its prefix cache, as SGLang reports them. "
+              "Low for agents: histories that change, or a cache that is too small.",
+              {"engine {{replica}}": hits}),
     ]
     # fmt: on
 

@@ -6,7 +6,7 @@ None of them knows which engine it is: `sluice.engines.engine_of` returns the on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
@@ -174,6 +174,12 @@ class Generation:
     experts: Experts | None = None
     # Passes of the model in which it verified proposed tokens; 0 without speculative decoding.
     speculative_passes: int = 0
+    # Tokens of the request that the engine found in its prefix cache. None: not reported.
+    cached_tokens: int | None = None
+
+
+# Gets a part of an answer: tokens that follow those of the parts before, `finish` being empty.
+OnPart = Callable[[Generation], None]
 
 
 class Client(Protocol):
@@ -215,6 +221,7 @@ class Client(Protocol):
         *,
         cache: str = "",
         images: Sequence[Image] = (),
+        on_part: OnPart | None = None,
     ) -> Generation:
         """Generate from token ids. An aborted request returns the tokens that it has.
 
@@ -231,6 +238,10 @@ class Client(Protocol):
         images
             Images of the placeholders in `input_ids`, in their order. Each placeholder is one
             token: the engine makes it as long as its image.
+        on_part
+            Gets the answer's tokens as they come. What it has got stays sampled if the request
+            fails. The whole answer begins with it. An engine that answers only whole never calls
+            it.
 
         """
 
@@ -262,11 +273,22 @@ class Scorer(Protocol):
         """
 
 
-class CallParser(Protocol):
-    """A parser of tool calls."""
+@dataclass(frozen=True, slots=True)
+class CallParser:
+    """A parser of tool calls.
 
-    def __call__(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
-        """Return the text without its tool calls, and (name, arguments as JSON) of each call."""
+    Parameters
+    ----------
+    parse
+        Takes a text and the tools. Returns the text without its calls, and (name, arguments as
+        JSON) of each call.
+    start
+        Text with which the first call of a turn begins. Empty: a call may begin anywhere.
+
+    """
+
+    parse: Callable[[str, list[dict[str, Any]]], tuple[str, list[tuple[str, str]]]]
+    start: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     job.json         the resolved manifest            metrics.jsonl   one line per trained step
     logs/            one file per process             samples/        prompts, responses, rewards
     tensorboard/     event files                      evaluation.jsonl one line per evaluation
-    timeline.jsonl   what each role did when          summary.json, report.html
+    timeline.jsonl   what each role did when          summary.json, report.html, episodes/
     seconds.jsonl    the trainer's seconds before its first and after its last step, by phase
     failures.jsonl   groups that failed for good, and why
     events.jsonl     events of the operator, such as restarts

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from sluice.engines.sglang import request_batching
+from sluice.engines.sglang.request_batching import PARTIAL
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,11 @@ class Answer:
 @dataclass(frozen=True)
 class Drop:
     """The connection ends. after: once the engine has answered, whose answer is lost; else at
-    once.
+    once. parts: once so many parts of a streamed answer have been passed on.
     """
 
     after: bool = False
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,16 @@ class Proxy:
 
     async def _serve_many(self, request: web.Request, bodies: list[Any]) -> web.StreamResponse:
         """Each request of a batch has its fate; if the connection of one ends, all lose it."""
+        if not bodies:  # does the server take batches?
+            async with self._client.post(self.target + request.path, json=bodies) as answer:
+                return web.Response(body=await answer.read(), status=answer.status)
         response = web.StreamResponse()
         await response.prepare(request)
 
         async def respond(index: int, body: Any) -> None:
-            status, text = await self._answer_of(body, self._fate("/generate", body))
-            await response.write(b"%d %d %d\n%b" % (index, status, len(text), text))
+            fate = self._fate("/generate", body)
+            async for status, text in self._answers_of(body, fate):
+                await response.write(b"%d %d %d\n%b" % (index, status, len(text), text))
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -151,19 +157,24 @@ class Proxy:
         await response.write_eof()
         return response
 
-    async def _answer_of(self, body: Any, fate: Fate | None) -> tuple[int, bytes]:
+    async def _answers_of(self, body: Any, fate: Fate | None) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield status and text of the parts of an answer, and of the whole one."""
         if isinstance(fate, Answer):
-            return fate.status, json.dumps({"error": {"message": fate.message}}).encode()
+            yield fate.status, json.dumps({"error": {"message": fate.message}}).encode()
+            return
         if isinstance(fate, Delay):
             await asyncio.sleep(fate.seconds)
-        if isinstance(fate, Drop) and not fate.after:
+        if isinstance(fate, Drop) and not fate.after and not fate.parts:
             raise _DroppedError
+        parts = 0
         async with self._client.post(self.target + request_batching.PATH, json=[body]) as answer:
-            _, status, _ = (await answer.content.readline()).split()
-            text = await answer.read()
-        if isinstance(fate, Drop):
-            raise _DroppedError
-        return int(status), text
+            while line := await answer.content.readline():
+                _, status, length = map(int, line.split())
+                text = await answer.content.readexactly(length)
+                parts += status == PARTIAL
+                if isinstance(fate, Drop) and (status != PARTIAL or parts > fate.parts > 0):
+                    raise _DroppedError
+                yield status, text
 
 
 class _DroppedError(Exception):

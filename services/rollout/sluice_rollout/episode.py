@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sluice import input_checks
-from sluice.engines.protocol import EngineError, PromptRefusedError
+from sluice.engines.protocol import EngineError, Generation, PromptRefusedError
 from sluice.images.image import Image
 from sluice.images.reading import ImageError, raw_image
 from sluice.rewards.types import RewardValue, read_value
@@ -35,7 +35,7 @@ from sluice.samples.sample import Prompt, Sample, WeightSpan
 from sluice.samples.turns import ENVIRONMENT, IMAGE_TOKENS, IMAGES, MODEL, TURNS
 from sluice.wire import rpc
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.generate import REQUESTS, Generator, images_of_group
+from sluice_rollout.generate import REQUESTS, Generator, OnTokens, images_of_group
 from sluice_rollout.user_functions.time_limit import TimeLimit
 
 if TYPE_CHECKING:
@@ -421,15 +421,19 @@ class Episode:
         sampling: dict[str, Any],
         room: int,
         sample: Sample | None = None,
-    ) -> None:
-        """Let the engine finish a turn. The user's time limit is suspended meanwhile."""
+        on_tokens: OnTokens | None = None,
+    ) -> Generation:
+        """Let the engine finish a turn, and return its end. The user's time limit is suspended.
+
+        `on_tokens` gets the turn's new tokens as they come.
+        """
         if self.ended:
             raise self.ended
         sample = sample or self.sample
         before = sample.response_length - record["length"]
         try:
             with self.time_limit.at_engine(), REQUESTS.get().holding(self._held):
-                answer = await self.generator.turn(sample, sampling, room)
+                answer = await self.generator.turn(sample, sampling, room, on_tokens)
         except (PromptRefusedError, EngineError) as error:
             self._stop(error)
             raise
@@ -440,6 +444,7 @@ class Episode:
         record["finish"] = answer.finish
         if answer.matched_stop:
             record["stop"] = answer.matched_stop
+        return answer
 
     def branch(self) -> Episode:
         """Return an episode that continues from the same tokens, as an alternative.

@@ -21,7 +21,7 @@ from sluice.engines.protocol import (
     RequestTimeoutError,
 )
 from sluice.images.image import Image
-from sluice.samples.sample import Sample, SampleStatus
+from sluice.samples.sample import Sample, SampleStatus, WeightSpan
 from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.health import EngineHealth, EngineLostError
@@ -95,6 +95,43 @@ def images_of_group(digests: list[str]) -> list[Image]:
     return [images[digest] for digest in digests]
 
 
+# Gets new tokens of a turn, in order and each once.
+OnTokens = Callable[[list[int]], None]
+
+
+@dataclass(slots=True)
+class _ReceivedParts:
+    """The parts of an answer that have come so far. They stay sampled if the request fails."""
+
+    on_tokens: OnTokens
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    spans: list[WeightSpan] = field(default_factory=list)
+
+    def add(self, part: Generation) -> None:
+        start = len(self.tokens)
+        self.tokens += part.tokens
+        self.log_probs += part.log_probs
+        self.spans += [
+            WeightSpan(span.version, start + span.start, start + span.end) for span in part.spans
+        ]
+        self.on_tokens(part.tokens)
+
+    def completed_by(self, answer: Generation) -> Generation:
+        """Pass the rest of the whole answer on, and return the answer.
+
+        SGLang forgets the tokens of a request that it aborts while it is queued again.
+        """
+        if len(answer.tokens) < len(self.tokens):
+            return self.aborted()
+        self.on_tokens(answer.tokens[len(self.tokens) :])
+        return answer
+
+    def aborted(self) -> Generation:
+        """Return the parts as an answer that was cut off after them."""
+        return Generation(self.tokens, self.log_probs, self.spans, "abort", None)
+
+
 @dataclass(slots=True)
 class Generator:
     """Generates samples at one engine, with a limited number of requests at a time.
@@ -148,8 +185,17 @@ class Generator:
         )
         return sample
 
-    async def turn(self, sample: Sample, sampling: dict[str, Any], room: int) -> Generation | None:
+    async def turn(
+        self,
+        sample: Sample,
+        sampling: dict[str, Any],
+        room: int,
+        on_tokens: OnTokens | None = None,
+    ) -> Generation | None:
         """Append the model's next turn, at most `room` tokens; return all of it with its end.
+
+        `on_tokens` gets its tokens as they come. Tokens that it has got are appended to the sample
+        whatever happens then.
 
         Returns None if a drain cuts the turn off. Any other abort comes from a weight update that
         ends running requests: generation goes on from the tokens so far, under the new weights.
@@ -162,18 +208,19 @@ class Generator:
             If the engine fails.
 
         """
-        before = sample.response_length
+        before, cached = sample.response_length, None
         while (left := room - (sample.response_length - before)) > 0:
             if self.has_sampled_placeholder(sample):
                 break
-            answer = await self._request(sample, sampling | {"max_new_tokens": left})
+            answer = await self._request(sample, sampling | {"max_new_tokens": left}, on_tokens)
             if answer is None:
                 return None
+            cached = answer.cached_tokens if cached is None else cached
             if answer.finish in ("stop", "length"):
-                return self._whole_turn(sample, before, answer.finish, answer.matched_stop)
+                return self._whole_turn(sample, before, answer.finish, answer.matched_stop, cached)
             if not answer.tokens:
                 await asyncio.sleep(_PAUSE_AFTER_ABORT_SECONDS)
-        return self._whole_turn(sample, before, "length", None)
+        return self._whole_turn(sample, before, "length", None, cached)
 
     def has_sampled_placeholder(self, sample: Sample) -> bool:
         """Return True if the model has generated a token that stands for an image or a video.
@@ -184,43 +231,53 @@ class Generator:
         return bool(self.media_tokens) and not self.media_tokens.isdisjoint(response.tolist())
 
     def _whole_turn(
-        self, sample: Sample, before: int, finish: str, matched_stop: str | None
+        self,
+        sample: Sample,
+        before: int,
+        finish: str,
+        matched_stop: str | None,
+        cached_tokens: int | None,
     ) -> Generation:
         start = sample.prompt_length + before
         tokens, log_probs = (
             sample.tokens[start:].tolist(),
             sample.rollout_log_probs[before:].tolist(),
         )
-        return Generation(tokens, log_probs, [], finish, matched_stop)
+        return Generation(tokens, log_probs, [], finish, matched_stop, cached_tokens=cached_tokens)
 
-    async def _request(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:
+    async def _request(
+        self, sample: Sample, sampling: dict[str, Any], on_tokens: OnTokens | None
+    ) -> Generation | None:
         """Send one request; return None in a drain."""
         with metrics.REQUESTS_WAITING.track_inprogress():
             await self.slots.acquire()
+        received = _ReceivedParts(on_tokens) if on_tokens else None
+        answer = None
         try:
             if self.draining.is_set():
                 return None
             with REQUESTS.get().running():
-                answer = await self._answer_with_retries(sample, sampling)
+                answer = await self._answer_with_retries(sample, sampling, received)
         finally:
             self.slots.release()
-        if answer is not None:
-            sample.append(answer.tokens, answer.log_probs, answer.spans)
-            if answer.experts is not None:
-                sample.routed_experts = answer.experts
+            if kept := answer or (received and received.aborted()):
+                sample.append(kept.tokens, kept.log_probs, kept.spans)
+                if kept.experts is not None:
+                    sample.routed_experts = kept.experts
         return answer
 
     async def _answer_with_retries(
-        self, sample: Sample, sampling: dict[str, Any]
+        self, sample: Sample, sampling: dict[str, Any], received: _ReceivedParts | None
     ) -> Generation | None:
         """Return the engine's answer, after up to three attempts: an error may be transient.
 
-        Returns None in a drain. Raises EngineLostError if the engine is at fault; any other
-        EngineError concerns the request.
+        If a part of the answer has come, it is returned as an aborted answer instead of another
+        attempt. Returns None in a drain. Raises EngineLostError if the engine is at fault; any
+        other EngineError concerns the request.
         """
         for pause in (*_PAUSES_AFTER_ERRORS, None):
             try:
-                answer = await self._answer(sample, sampling)
+                answer = await self._answer(sample, sampling, received)
             except PromptRefusedError:
                 self._engine_answered()
                 raise
@@ -233,12 +290,16 @@ class Generator:
                     self._note_failed(error)
                     raise
                 await asyncio.sleep(pause)
+                if received and received.tokens:
+                    return received.aborted()
             else:
                 self._engine_answered()
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    async def _answer(self, sample: Sample, sampling: dict[str, Any]) -> Generation:
+    async def _answer(
+        self, sample: Sample, sampling: dict[str, Any], received: _ReceivedParts | None
+    ) -> Generation:
         """Return the engine's answer to one request, and count it."""
         finish, started = "error", time.monotonic()
         with (
@@ -253,15 +314,23 @@ class Generator:
                     sampling,
                     cache=str(self.version()),
                     images=images_of_group(sample.images),
+                    on_part=received.add if received else None,
                 )
+                if received:
+                    generation = received.completed_by(generation)
                 finish = generation.finish
-                tracing.set_attributes(finish=finish, tokens=len(generation.tokens))
+                tracing.set_attributes(
+                    finish=finish,
+                    tokens=len(generation.tokens),
+                    cached_tokens=generation.cached_tokens or 0,
+                )
             except PromptRefusedError:
                 finish = "refused"
                 raise
             finally:
                 metrics.REQUESTS.labels(finish).inc()
         metrics.PROMPT_TOKENS.inc(sample.length)
+        metrics.CACHED_TOKENS.inc(generation.cached_tokens or 0)
         metrics.GENERATED_TOKENS.inc(len(generation.tokens))
         metrics.SPECULATIVE_PASSES.inc(generation.speculative_passes)
         requests = REQUESTS.get()

@@ -44,6 +44,11 @@ PROMPT_TOKENS = Counter(
     "sluice_rollout_prompt_tokens",
     "Tokens of the prompts of requests, including those in the cache.",
 )
+CACHED_TOKENS = Counter(
+    "sluice_rollout_cached_tokens",
+    "Tokens of the prompts of requests that the engine had in its prefix cache, as SGLang reports "
+    "them.",
+)
 GROUPS = Counter(
     "sluice_rollout_groups",
     "Groups that left this worker. outcome: submitted, returned (unfinished or failed).",

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
@@ -17,6 +18,7 @@ from sluice.engines.protocol import (
     UNKNOWN_VERSION,
     EngineError,
     Generation,
+    OnPart,
     PromptRefusedError,
     RequestTimeoutError,
 )
@@ -37,6 +39,9 @@ class HttpClient:
     """A server. Subclasses define how a request and an answer look."""
 
     generate_path: str
+
+    # True if the server sends parts of an answer. Valid once `learn` has returned.
+    sends_parts = False
 
     def body(
         self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], cache: str
@@ -103,21 +108,23 @@ class HttpClient:
         *,
         cache: str = "",
         images: Sequence[Image] = (),
+        on_part: OnPart | None = None,
     ) -> Generation:
         """Generate from token ids. An aborted request returns its tokens. Raises EngineError."""
         tokens = int(sampling.get("max_new_tokens", 0))
+        parts = _PartReader(self, on_part) if on_part and self.sends_parts and not images else None
         try:
             body = self.body(rid, input_ids, sampling, cache)
-            return await self._send(rid, body, tokens, images)
+            return await self._send(rid, body, tokens, images, parts)
         except (aiohttp.ClientError, OSError) as error:
-            if not connections.has_ended(error):
+            if not connections.has_ended(error) or (parts and parts.count):
                 raise self._lost(error) from error
         # If only the answer was lost, the engine may still work on the request. The same name may
         # be refused, and a name that begins with it would be aborted with it.
         rid = f"again-{rid}"
         try:
             body = self.body(rid, input_ids, sampling, cache)
-            return await self._send(rid, body, tokens, images)
+            return await self._send(rid, body, tokens, images, parts)
         except (aiohttp.ClientError, OSError) as error:
             raise self._lost(error) from error
 
@@ -127,13 +134,21 @@ class HttpClient:
             await self.post(LEAVE)
 
     async def _send(
-        self, rid: str, body: dict[str, Any], tokens: int, images: Sequence[Image]
+        self,
+        rid: str,
+        body: dict[str, Any],
+        tokens: int,
+        images: Sequence[Image],
+        parts: _PartReader | None,
     ) -> Generation:
         """Send a request for up to `tokens`, once. Abort it if it is cancelled or too slow."""
         seconds = self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
         try:
             async with asyncio.timeout(seconds):
-                status, text = await self.ask(body, images)
+                if parts:
+                    status, text = await self.ask_by_parts(body, parts.read)
+                else:
+                    status, text = await self.ask(body, images)
             return self.read(status, text)
         except TimeoutError as error:
             self._abort_soon(rid)
@@ -154,6 +169,12 @@ class HttpClient:
         if images:
             raise PromptRefusedError(f"engine {self.url}: takes no images")
         return await self.post_to_generate(json=body)
+
+    async def ask_by_parts(
+        self, body: dict[str, Any], on_part: Callable[[str], None]
+    ) -> tuple[int, str]:
+        """Ask, and pass the text of each part of the answer on. Needs `sends_parts`."""
+        raise NotImplementedError
 
     async def post_to_generate(self, **content: Any) -> tuple[int, str]:
         """Post content, as aiohttp names its forms; return status and text of the answer."""
@@ -214,6 +235,20 @@ class HttpClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return False, f"{path}: {type(error).__name__} {error}"
         return status == 200, f"{path} answered {status}"
+
+
+@dataclass(slots=True)
+class _PartReader:
+    """Reads the parts of an answer."""
+
+    client: HttpClient
+    on_part: OnPart
+    count: int = 0
+
+    def read(self, text: str) -> None:
+        """Pass a part on. Raises EngineError if it is not one."""
+        self.on_part(self.client.read(200, text))
+        self.count += 1
 
 
 def version_number(text: str) -> int:

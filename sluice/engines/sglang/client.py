@@ -13,14 +13,20 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import aiohttp
 import numpy as np
 
-from sluice.engines.http.client import PROBE_SECONDS, REQUEST_SECONDS, HttpClient, version_number
+from sluice.engines.http.client import (
+    POST_SECONDS,
+    PROBE_SECONDS,
+    REQUEST_SECONDS,
+    HttpClient,
+    version_number,
+)
 from sluice.engines.protocol import (
     RESTING,
     WAKING,
@@ -39,6 +45,9 @@ from sluice.samples.sample import Experts, WeightSpan, compact
 # Key of the plugin in an answer of SGLang before 0.5.21: a version for each token, None before any
 # update.
 _VERSIONS = "sluice_versions"
+# Tokens of a part of a streamed answer. The first part has one. Each part passes through three
+# processes of SGLang, so single tokens would slow the engine down for all requests.
+_TOKENS_OF_PART = 8
 # What the status of an answer says. 410 comes from an engine of a pool.
 _REFUSALS: dict[int, type[EngineError]] = {400: PromptRefusedError, 410: WeightsLostError}
 # Every server refuses this at once, except in a pause, when it looks at no request.
@@ -75,14 +84,39 @@ class Client(HttpClient):
         self._tells_experts = bool(facts.get("enable_return_routed_experts"))
         self._speculates = bool(facts.get("speculative_algorithm"))
         self.frozen = await self._freeze()
-        if await self.post(request_batching.PATH, []) == 200:
-            self._batcher = RequestBatcher(self.session, self.url)
+        batching = await self._batching()
+        self._batcher = None if batching is None else RequestBatcher(self.session, self.url)
+        self.sends_parts = bool(batching and batching.get("parts"))
 
     async def ask(self, body: dict[str, Any], images: Sequence[Image] = ()) -> tuple[int, str]:
         if images:
             json_type = {"Content-Type": "application/json"}
             return await self.post_to_generate(data=with_images(body, images), headers=json_type)
         return await (self._batcher.ask(body) if self._batcher else super().ask(body, images))
+
+    async def ask_by_parts(
+        self, body: dict[str, Any], on_part: Callable[[str], None]
+    ) -> tuple[int, str]:
+        assert self._batcher
+        sampling = body["sampling_params"] | {"stream_interval": _TOKENS_OF_PART}
+        return await self._batcher.ask(
+            body | {"sampling_params": sampling, "stream": True}, on_part
+        )
+
+    async def _batching(self) -> dict[str, Any] | None:
+        """Return what the plugin says of batched requests; None without the plugin.
+
+        An earlier plugin says nothing, and sends no parts.
+        """
+        try:
+            async with self.request("POST", request_batching.PATH, POST_SECONDS, json=[]) as answer:
+                if answer.status != 200:
+                    return None
+                said: dict[str, Any] = json.loads(await answer.text() or "{}")
+                return said
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            path = request_batching.PATH
+            raise EngineError(f"engine {self.url}{path}: {type(error).__name__} {error}") from error
 
     async def _freeze(self) -> bool:
         """Exclude the server's imports from its garbage collection. Returns False if it refuses.
@@ -219,6 +253,7 @@ def _generation(meta: dict[str, Any]) -> Generation:
         matched if isinstance(matched, str) else None,
         _experts(meta) if spans else None,
         int(meta.get("spec_verify_ct") or 0),
+        meta.get("cached_tokens"),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,13 +23,23 @@ _MOST_REQUESTS = 32
 _MOST_TOKENS = 16_384
 
 
+# Status of a part of an answer.
+PARTIAL = 206
+OnPart = Callable[[str], None]
+
+
+class _Pending(NamedTuple):
+    answer: asyncio.Future[tuple[int, str]]
+    on_part: OnPart | None  # gets the parts of the answer
+
+
 class _Request(NamedTuple):
     body: dict[str, Any]
-    answer: asyncio.Future[tuple[int, str]]
+    pending: _Pending
 
 
 # By the requests' positions in the message.
-_Unanswered = dict[int, asyncio.Future[tuple[int, str]]]
+_Unanswered = dict[int, _Pending]
 
 
 class RequestBatcher:
@@ -41,14 +51,17 @@ class RequestBatcher:
         self._waiting: list[_Request] = []
         self._sent: set[asyncio.Task[None]] = set()
 
-    async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
-        """Return status and text of the answer. Raises what aiohttp raises, and OSError."""
+    async def ask(self, body: dict[str, Any], on_part: OnPart | None = None) -> tuple[int, str]:
+        """Return status and text of the answer. Raises what aiohttp raises, and OSError.
+
+        `on_part` gets the text of each part of an answer to a body with `stream`.
+        """
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send)
-        request = _Request(body, loop.create_future())
-        self._waiting.append(request)
-        return await request.answer
+        pending = _Pending(loop.create_future(), on_part)
+        self._waiting.append(_Request(body, pending))
+        return await pending.answer
 
     async def close(self) -> None:
         for task in self._sent:
@@ -57,17 +70,19 @@ class RequestBatcher:
             await asyncio.wait(self._sent)
 
     def _send(self) -> None:
-        requests = [request for request in self._waiting if not request.answer.done()]
+        requests = [request for request in self._waiting if not request.pending.answer.done()]
         self._waiting.clear()
         for some in portions(requests):
             # These bytes are kept until the last answer; prompts and answers are not.
             data = json.dumps([request.body for request in some]).encode()
-            unanswered = {index: request.answer for index, request in enumerate(some)}
+            unanswered = {index: request.pending for index, request in enumerate(some)}
             task = asyncio.create_task(self._answer(data, unanswered))
             self._sent.add(task)
             task.add_done_callback(self._sent.discard)
             for request in some:
-                request.answer.add_done_callback(partial(_cancel_unwanted, task, unanswered))
+                request.pending.answer.add_done_callback(
+                    partial(_cancel_unwanted, task, unanswered)
+                )
 
     async def _answer(self, data: bytes, unanswered: _Unanswered) -> None:
         """Send some requests. On return, each of them has its answer or an error."""
@@ -85,9 +100,9 @@ class RequestBatcher:
             lost = error or aiohttp.ServerDisconnectedError(
                 "the connection ended before the answer"
             )
-            for answer in unanswered.values():
-                if not answer.done():
-                    answer.set_exception(lost)
+            for pending in unanswered.values():
+                if not pending.answer.done():
+                    pending.answer.set_exception(lost)
 
     async def _read(self, data: bytes, unanswered: _Unanswered) -> None:
         headers, timeout = {"Content-Type": "application/json"}, aiohttp.ClientTimeout()
@@ -101,20 +116,34 @@ class RequestBatcher:
             while line := await response.content.readline():
                 index, status, length = map(int, line.split())
                 content = await response.content.readexactly(length)
-                _resolve(unanswered.pop(index), status, content.decode(errors="replace"))
-                del content  # the next answer may take an hour
+                text = content.decode(errors="replace")
+                if status == PARTIAL:
+                    _hand_over(unanswered[index], text)
+                else:
+                    _resolve(unanswered.pop(index), status, text)
+                del content, text  # the next answer may take an hour
 
 
-def _resolve(answer: asyncio.Future[tuple[int, str]], status: int, text: str) -> None:
-    if not answer.done():  # its caller may have been cancelled
-        answer.set_result((status, text))
+def _resolve(pending: _Pending, status: int, text: str) -> None:
+    if not pending.answer.done():  # its caller may have been cancelled
+        pending.answer.set_result((status, text))
+
+
+def _hand_over(pending: _Pending, text: str) -> None:
+    """Pass a part of an answer on. An error in it fails this request alone."""
+    if pending.answer.done() or pending.on_part is None:
+        return
+    try:
+        pending.on_part(text)
+    except Exception as error:
+        pending.answer.set_exception(error)
 
 
 def _cancel_unwanted(
     task: asyncio.Task[None], unanswered: _Unanswered, ended: asyncio.Future[tuple[int, str]]
 ) -> None:
     """Close the connection if the last of its requests was cancelled."""
-    if ended.cancelled() and all(answer.done() for answer in unanswered.values()):
+    if ended.cancelled() and all(pending.answer.done() for pending in unanswered.values()):
         task.cancel()
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from sluice.engines.protocol import CallParser
 
 _ASSISTANT = "<|start|>assistant"
+# Parsers of SGLang that find calls by one marker alone.
+_MARKED = {"qwen3_coder", "glm45", "glm47", "deepseekv3", "deepseekv31", "kimi_k2"}
 _NAME_FIRST = re.compile(r"\s*(to=[\w.-]+)\s*<\|channel\|>commentary")
 
 
@@ -20,7 +22,7 @@ def parser(name: str) -> CallParser:
     from sglang.srt.entrypoints.openai.protocol import Tool
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-    FunctionCallParser([], name)
+    detector = FunctionCallParser([], name).detector
 
     def parse(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
         call_parser = FunctionCallParser([Tool.model_validate(tool) for tool in tools], name)
@@ -30,7 +32,8 @@ def parser(name: str) -> CallParser:
         rest, calls = call_parser.parse_non_stream(turn)
         return rest, [(call.name or "", call.parameters) for call in calls]
 
-    return parse
+    start = getattr(detector, "tool_call_start_token", "") or detector.bot_token
+    return CallParser(parse, start.strip() if name in _MARKED else "")
 
 
 def harmony(text: str) -> str:

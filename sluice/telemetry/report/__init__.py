@@ -1,7 +1,11 @@
-"""report.html: a run on one page that needs no server, with plots as inline SVG."""
+"""report.html: a run on one page that needs no server, with plots as inline SVG.
+
+Each sampled episode of an agent has a page next to it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +13,9 @@ from typing import Any
 from sluice.telemetry import health, run_directory
 from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.headline import headline
-from sluice.telemetry.report import answers, facts
+from sluice.telemetry.report import answers, episodes, facts
 from sluice.telemetry.report.drawing import png, svg
+from sluice.telemetry.report.episodes import EpisodePage
 from sluice.telemetry.report.figures import StepRecords, draw_headline, figures
 from sluice.telemetry.report.timeline import WIDTH, shares, timeline
 from sluice.telemetry.run_warnings import ordered
@@ -35,8 +40,23 @@ def write_report(directory: Path, title: str) -> Path:
     )
     page = environment.get_template("page.html.j2")
     path = directory / "report.html"
-    path.write_text(page.render(title=title, **_contents(directory, steps, evaluations)))
+    pages = episodes.pages(directory)
+    contents = _contents(directory, steps, evaluations)
+    path.write_text(page.render(title=title, episodes=pages, **contents))
+    _write_episodes(directory / episodes.DIRECTORY, pages, environment)
     return path
+
+
+def _write_episodes(directory: Path, pages: Sequence[EpisodePage], environment: Any) -> None:
+    """Write the pages of episodes, and remove those of an earlier report."""
+    for old in directory.glob("*.html"):
+        old.unlink()
+    if not pages:
+        return
+    directory.mkdir(exist_ok=True)
+    template = environment.get_template("episode.html.j2")
+    for page in pages:
+        (directory / f"{page.name}.html").write_text(template.render(page=page))
 
 
 def _contents(

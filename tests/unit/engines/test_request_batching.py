@@ -62,7 +62,12 @@ class Server:
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b"no such path"})
 
-    async def generate(self, request: dict[str, Any], _: Any, receive: Any) -> tuple[int, bytes]:
+    async def generate(
+        self, request: dict[str, Any], _: Any, receive: Any, send_part: Any
+    ) -> tuple[int, bytes]:
+        for part in request.get("parts", ()):
+            send_part(part.encode())
+            await asyncio.sleep(0)
         self.begun.append(request["rid"])
         if request.get("held"):
             gone = asyncio.create_task(receive())
@@ -141,6 +146,33 @@ async def test_a_slow_request_does_not_hold_others_up(server: Server) -> None:
         assert not slow.done()
         server.held.set()
         assert await slow == (200, "[1]")
+
+
+async def test_parts_of_an_answer_come_before_it_and_belong_to_its_request(
+    server: Server,
+) -> None:
+    parts: dict[str, list[str]] = {"held": [], "quick": []}
+    async with serving(server) as url, asking(url) as engine:
+        held = body("held", 1, parts=["a", "b"], held=True)
+        waiting = asyncio.create_task(engine.ask(held, parts["held"].append))
+        quick = await engine.ask(body("quick", 2, parts=["c"]), parts["quick"].append)
+        while parts["held"] != ["a", "b"]:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        server.held.set()
+        assert (await waiting, quick) == ((200, "[1]"), (200, "[2]"))
+    assert parts["quick"] == ["c"]
+
+
+async def test_a_part_that_cannot_be_read_fails_its_request_alone(server: Server) -> None:
+    def refuse(text: str) -> None:
+        raise EngineError(f"not a part: {text}")
+
+    async with serving(server) as url, asking(url) as engine:
+        other = asyncio.create_task(engine.ask(body("other", 2)))
+        with pytest.raises(EngineError, match="not a part: x"):
+            await engine.ask(body("bad", 1, parts=["x"]), refuse)
+        assert await other == (200, "[2]")
 
 
 async def test_a_refusal_or_an_error_concerns_one_request(server: Server) -> None:
@@ -236,7 +268,7 @@ async def test_a_body_that_is_not_a_list_of_requests_is_refused(
 
 
 async def test_a_server_answers_an_empty_list_to_tell_that_it_takes_batches(server: Server) -> None:
-    assert await posted(server, b"[]") == (200, b"")
+    assert await posted(server, b"[]") == (200, b'{"parts": true}')
 
 
 async def posted(server: Server, sent: bytes) -> tuple[int, bytes]:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sluice.engines.protocol import Generation
+from sluice.engines.protocol import CallParser, Generation
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway import tool_call_parser
 from sluice_rollout.gateway.endpoint import Gateway
@@ -98,6 +98,7 @@ class Engine(Script):
     def __init__(self) -> None:
         super().__init__()
         self.sampling: list[dict[str, Any]] = []
+        self.part_tokens = 500
         self._turns = itertools.cycle([token_ids(text) for text in self.TURNS])
 
     async def generate(
@@ -266,7 +267,10 @@ def test_a_turn_at_which_the_parser_fails_is_text(arguments: str | None) -> None
             raise RecursionError("too deep")
         return "", [("add", arguments)]
 
-    assert tool_call_parser.parse("a call", BODIES[CHAT]["tools"], parser) == ("a call", [])
+    assert tool_call_parser.parse("a call", BODIES[CHAT]["tools"], CallParser(parser)) == (
+        "a call",
+        [],
+    )
 
 
 @pytest.mark.parametrize("path", [*BODIES])

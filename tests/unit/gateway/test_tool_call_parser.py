@@ -83,7 +83,7 @@ MISTRAL = f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]'
 def test_a_call_is_read_as_the_jobs_parser_writes_it(
     arguments: dict[str, str], text: str, rest: str, tmp_path: Path
 ) -> None:
-    parse = parser_of(make_job(tmp_path, rollout__engineArgs=arguments).spec)
+    parse = parser_of(make_job(tmp_path, rollout__engineArgs=arguments).spec).parse
     remainder, [(name, parameters)] = parse(text, TOOLS)
     assert (remainder.strip(), name) == (rest, "weather")
     assert json.loads(parameters) == json.loads(ARGUMENTS)
@@ -91,13 +91,15 @@ def test_a_call_is_read_as_the_jobs_parser_writes_it(
 
 
 def test_an_answer_of_gpt_oss_without_a_call_stays_as_it_is(tmp_path: Path) -> None:
-    parse = parser_of(make_job(tmp_path, rollout__engineArgs={"toolCallParser": "gpt-oss"}).spec)
+    parse = parser_of(
+        make_job(tmp_path, rollout__engineArgs={"toolCallParser": "gpt-oss"}).spec
+    ).parse
     answer = THOUGHT + "<|start|>assistant<|channel|>final<|message|>It goes to=Bern."
     assert parse(answer, TOOLS) == (answer, [])
 
 
 def test_a_call_that_cannot_be_read_stays_text(tmp_path: Path) -> None:
-    parse = parser_of(make_job(tmp_path).spec)
+    parse = parser_of(make_job(tmp_path).spec).parse
     broken = '<tool_call>{"name": "weather", "arguments": </tool_call>'
     assert parse(broken, TOOLS) == (broken, [])
 

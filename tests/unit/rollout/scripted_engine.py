@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sluice.engines.protocol import Generation
+from sluice.engines.protocol import Generation, OnPart
 from sluice.images.image import Image
 from sluice.samples.sample import Prompt, Sample, WeightSpan
 from sluice.wire import codec
@@ -26,16 +27,26 @@ class NumberTokenizer:
         return [int(word) for word in text.split()]
 
 
+@dataclass(frozen=True)
+class Broken:
+    """An answer of which some tokens come, and then an error."""
+
+    tokens: list[int]
+    error: BaseException
+
+
 class Script:
     """An engine that answers each request with the next entry of a script, within its limit.
 
     An entry is the tokens of an answer, such a list as text for an answer that was cut off after
-    them, or an exception.
+    them, an exception, or both (`Broken`). Answers come by parts of `part_tokens`, unless that is
+    0.
     """
 
     url = "http://engine"
+    part_tokens = 0
 
-    def __init__(self, *answers: list[int] | str | Exception | Awaitable[Any]) -> None:
+    def __init__(self, *answers: list[int] | str | Exception | Broken) -> None:
         self.answers = list(answers)
         self.prompt_ids: list[list[int]] = []
         self.images: list[list[Image]] = []
@@ -52,12 +63,16 @@ class Script:
         *,
         cache: str,
         images: Sequence[Image] = (),
+        on_part: OnPart | None = None,
     ) -> Generation:
         self.images.append(list(images))
         self.prompt_ids.append(input_ids)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, Broken):
+            await self._send_parts(answer.tokens, on_part)
+            raise answer.error
         finish = "stop"
         if isinstance(answer, str):  # "7 8": cut off behind these
             finish, answer = "abort", [int(word) for word in answer.split()]
@@ -65,8 +80,18 @@ class Script:
         room = sampling["max_new_tokens"]
         if len(answer) > room:
             finish, answer = "length", answer[:room]
-        spans = [WeightSpan(self.version, 0, len(answer))] if answer else []
-        return Generation(answer, [-0.5] * len(answer), spans, finish, None)
+        await self._send_parts(answer, on_part)
+        return self._generation(answer, finish)
+
+    def _generation(self, tokens: list[int], finish: str) -> Generation:
+        spans = [WeightSpan(self.version, 0, len(tokens))] if tokens else []
+        return Generation(tokens, [-0.5] * len(tokens), spans, finish, None)
+
+    async def _send_parts(self, tokens: list[int], on_part: OnPart | None) -> None:
+        if on_part and self.part_tokens:
+            for start in range(0, len(tokens), self.part_tokens):
+                on_part(self._generation(tokens[start : start + self.part_tokens], ""))
+                await asyncio.sleep(0)
 
 
 def scripted_runner(play: Play, engine: Script, seconds: float = 60.0) -> EpisodeRunner:

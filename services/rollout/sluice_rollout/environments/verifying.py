@@ -20,6 +20,7 @@ from sluice.api import RLJobSpec
 from sluice.api.groups.environment import Verifier
 from sluice.samples.episode_protocol import ROW
 from sluice.samples.sample import Prompt
+from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.environments import artifacts, directories, inputs, process, result
 from sluice_rollout.environments.artifacts import Artifact, ArtifactsError
@@ -62,7 +63,11 @@ class VerifierRules:
     async def limited(self, episode: Episode) -> AsyncIterator[None]:
         """Limit the time of a verifier. Raises PlayFailedError if it takes longer."""
         try:
-            with metrics.VERIFIER_SECONDS.time(), episode.time_limit.stopped():
+            with (
+                tracing.span("verify", sample=episode.sample.index),
+                metrics.VERIFIER_SECONDS.time(),
+                episode.time_limit.stopped(),
+            ):
                 async with asyncio.timeout(self.seconds):
                     yield
         except TimeoutError as error:

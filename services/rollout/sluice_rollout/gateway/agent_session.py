@@ -16,6 +16,7 @@ from sluice.data.chat import PromptError
 from sluice.engines.protocol import CallParser, EngineError, PromptRefusedError
 from sluice.images.image import Image
 from sluice.samples.sample import Messages, Sample
+from sluice.telemetry import tracing
 from sluice.wire import rpc
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode, EpisodeEndError, PlayFailedError
@@ -38,6 +39,7 @@ from sluice_rollout.gateway.interfaces.exchange import (
     RawFormat,
     TurnRequest,
 )
+from sluice_rollout.gateway.turn_stream import IncrementalDecoder, TurnStream
 from sluice_rollout.tool_calls import ANSWER, CALLS, SEATS
 
 # Tokens that a chat template writes around the request for a summary and around dropped results.
@@ -96,36 +98,77 @@ class AgentSession:
     # Turns of /v1/completions with a text for a prompt, by prompt and answer.
     _completion_turns: dict[str, Turn] = field(default_factory=dict)
     _call_counts: dict[Turn, int] = field(default_factory=dict)
+    # When turns with calls were answered, and the tools that they call; only while tracing.
+    _calling: dict[Turn | None, tuple[float, list[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.conversation = Conversation.from_sample(self.episode.sample, self.seat)
         self.history = History(self.conversation, self.template)
 
-    async def reply(self, request: TurnRequest) -> Reply:
-        """Generate the model's turn. Raises GatewayError."""
+    def stream(self, request: TurnRequest) -> TurnStream:
+        """Return a stream of the text of a turn, for `reply`."""
+        has_calls = bool(request.tools and request.calls)
+        return TurnStream(
+            IncrementalDecoder(self.episode.generator.decode),
+            self._sampling(request).get("stop") or (),
+            self.parser.start if has_calls else None,
+            self.template.special if has_calls else frozenset(),
+        )
+
+    async def reply(self, request: TurnRequest, stream: TurnStream | None = None) -> Reply:
+        """Generate the model's turn. `stream` gets its text meanwhile. Raises GatewayError."""
         try:
-            reply = await self._reply(request)
+            with tracing.span("turn", sample=self.episode.sample.index, seat=self.seat):
+                reply = await self._reply(request, stream)
+                self._trace(reply)
         except GatewayError as error:
             self.is_full = error.code == TOO_LONG
             raise
         self.is_full = False
         return reply
 
-    async def _reply(self, request: TurnRequest) -> Reply:
+    def _trace(self, reply: Reply) -> None:
+        """Describe a turn in its span, and note which tools the program calls next."""
+        if not tracing.enabled():
+            return
+        answer, turn = reply.answer, reply.turn
+        tracing.set_attributes(
+            turn=self.conversation.turns.index(turn),
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            tokens=answer.completion_tokens,
+            finish=answer.finish,
+        )
+        if answer.calls:
+            self._calling[turn] = tracing.now(), [call.name for call in answer.calls]
+
+    def _trace_tools(self, parent: Turn | None) -> None:
+        """Record the time in which the program ran the tools that a turn has called."""
+        if parent in self._calling:
+            began, tools = self._calling.pop(parent)
+            tracing.record_child("tools", began, tracing.now(), tools=tools)
+
+    async def _reply(self, request: TurnRequest, stream: TurnStream | None) -> Reply:
         self._count_overridden(request.settings)
         self._check_stop_ids(request)
         if self.limits.overflow == "summarise" and request.prompt is None:
             request, continuation, summarising = await self._with_summary(request)
         else:
             (request, continuation), summarising = await self._without_old_results(request), 0.0
-        turn, seconds = await self._finished_turn(request, continuation)
-        answer = self._answer(turn, request)
+        self._trace_tools(continuation.parent)
+        turn, seconds = await self._finished_turn(request, continuation, stream)
+        answer = self._answer(turn, request, stream)
         if request.raw:
             self.conversation.free_context(turn)
         return Reply(answer, turn, summarising + seconds)
 
     async def _finished_turn(
-        self, request: TurnRequest, continuation: Continuation, *, is_summary: bool = False
+        self,
+        request: TurnRequest,
+        continuation: Continuation,
+        stream: TurnStream | None = None,
+        *,
+        is_summary: bool = False,
     ) -> tuple[Turn, float]:
         """Return the finished turn at a continuation, and the seconds that the engine took."""
         if least := continuation.least_tokens:
@@ -141,7 +184,7 @@ class AgentSession:
         turn.is_summary, seconds = is_summary, 0.0
         try:
             if not turn.finish:
-                seconds = await self._generate(turn, request)
+                seconds = await self._generate(turn, request, stream)
                 self._count_continuation(continuation)
         except BaseException:  # a client that disconnects cancels its request
             turn.answered = False
@@ -309,7 +352,7 @@ class AgentSession:
         max_response = int(self.episode.sampling["max_new_tokens"])
         return max_response - (turn.context_length - turn.prompt_length)
 
-    async def _generate(self, turn: Turn, request: TurnRequest) -> float:
+    async def _generate(self, turn: Turn, request: TurnRequest, stream: TurnStream | None) -> float:
         """Have the engine finish a turn, which may have tokens already. Returns the seconds."""
         if self.episode.ended:
             # The error itself is not raised again: its traceback would keep this turn in memory.
@@ -330,7 +373,13 @@ class AgentSession:
         try:
             images = await self._stored_images(request, sample.images)
             with self.images.group.holding(images):
-                await self.episode.speak(record, self._sampling(request), left, sample)
+                if stream:
+                    stream.prompt_tokens = turn.context_length
+                    stream.add(turn.tokens.tolist())
+                on_tokens = stream.add if stream else None
+                end = await self.episode.speak(
+                    record, self._sampling(request), left, sample, on_tokens
+                )
         except (EngineError, EpisodeEndError) as error:
             raise _refusal(error) from error
         finally:
@@ -338,6 +387,7 @@ class AgentSession:
             turn.log_probs, turn.spans = sample.rollout_log_probs, sample.weight_versions
             turn.experts = sample.routed_experts
         turn.finish, turn.stop = record["finish"], record.get("stop")
+        turn.cached_tokens = end.cached_tokens or 0
         return time.monotonic() - start
 
     def _check_sampled(self, turn: Turn) -> None:
@@ -371,7 +421,7 @@ class AgentSession:
                 sampling[name] = [*dict.fromkeys([*(sampling.get(name) or []), *more])]
         return sampling
 
-    def _answer(self, turn: Turn, request: TurnRequest) -> Answer:
+    def _answer(self, turn: Turn, request: TurnRequest, stream: TurnStream | None) -> Answer:
         """Make the answer for a finished turn, and remember it for the client's next request."""
         tokens = turn.tokens.tolist()
         text = self.episode.generator.text(tokens, turn.stop)
@@ -379,13 +429,23 @@ class AgentSession:
         if request.tools and request.calls:
             whole = self.template.tokenizer.decode(self._without_end_token(turn, tokens))
             rest, tool_calls = tool_call_parser.parse(whole, request.tools, self.parser)
-            text = rest.strip() if tool_calls else text
+            text = _before_calls(whole, rest) if tool_calls else text
         finish = "tool_calls" if tool_calls and turn.finish == "stop" else turn.finish
         if request.raw:
             text = self._raw_text(turn, tokens, request.raw)
+        if stream:
+            stream.prompt_tokens = turn.context_length
+            text = stream.finish(text, turn.stop, has_calls=bool(tool_calls))
         sampled = list(zip(tokens, turn.log_probs.tolist(), strict=True))
         answer = Answer(
-            text, tool_calls, finish, turn.context_length, len(tokens), turn.stop, sampled
+            text,
+            tool_calls,
+            finish,
+            turn.context_length,
+            len(tokens),
+            turn.stop,
+            sampled,
+            turn.cached_tokens,
         )
         self._remember(turn, request, answer)
         return answer
@@ -433,12 +493,14 @@ class AuthenticatedSession:
     context: contextvars.Context
     tasks: set[asyncio.Task[Reply]] = field(default_factory=set)
 
-    async def reply(self, request: TurnRequest) -> Reply:
-        """Generate the model's turn.
+    async def reply(self, request: TurnRequest, stream: TurnStream | None = None) -> Reply:
+        """Generate the model's turn. `stream` gets its text meanwhile.
 
         Raises GatewayError, also if the episode ends before the turn does.
         """
-        task = asyncio.create_task(self.agent.reply(request), context=self.context)
+        # Each request has a copy, so that spans of concurrent requests are not nested.
+        context = self.context.copy()
+        task = asyncio.create_task(self.agent.reply(request, stream), context=context)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         try:
@@ -453,6 +515,13 @@ class AuthenticatedSession:
         """Cancel requests that are still running."""
         for task in self.tasks:
             task.cancel()
+
+
+def _before_calls(whole: str, rest: str) -> str:
+    """Return the text of a turn before its calls, with the space that a stream has begun with."""
+    text = rest.strip()
+    start = len(whole) - len(whole.lstrip())
+    return whole[:start] + text if text and whole.startswith(text, start) else text
 
 
 def _refusal(ended: BaseException) -> GatewayError:

@@ -70,6 +70,8 @@ class Turn:
         Digests of the images of `added`, in the order of their placeholders, one token each.
     image_tokens
         Tokens that these images add once each placeholder is as long as its image.
+    cached_tokens
+        Tokens of the context that the engine had in its prefix cache.
 
     """
 
@@ -86,6 +88,7 @@ class Turn:
     is_summary: bool = False
     images: tuple[str, ...] = ()
     image_tokens: int = 0
+    cached_tokens: int = 0
 
     @property
     def path(self) -> list[Turn]:

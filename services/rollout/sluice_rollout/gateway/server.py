@@ -23,7 +23,7 @@ from sluice.wire.http_relay import relay
 from sluice_rollout import metrics
 from sluice_rollout.gateway import access, large_requests
 from sluice_rollout.gateway.access import ConnectionLimiter, EpisodeKeys
-from sluice_rollout.gateway.agent_session import AuthenticatedSession
+from sluice_rollout.gateway.agent_session import AuthenticatedSession, Reply
 from sluice_rollout.gateway.interfaces import chat, completions, messages, responses, sglang_api
 from sluice_rollout.gateway.interfaces.errors import (
     GatewayError,
@@ -31,15 +31,17 @@ from sluice_rollout.gateway.interfaces.errors import (
     no_such_model,
 )
 from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
+from sluice_rollout.gateway.interfaces.streaming import AnswerEvents, Event
 
 LOOPBACK = "127.0.0.1"
 _MESSAGES = "/v1/messages"
 _BODY = web.RequestKey("body", dict[str, Any])
 _SIZE = web.RequestKey("size", int)
+# The error that has ended a stream, whose status is 200.
+_STREAM_ERROR = web.RequestKey("stream_error", GatewayError)
 _BODY_SECONDS = 60.0
 _BACKLOG = 1024  # programs that connect at once
 _OUTCOMES = {401: "key", 499: "gone", 500: "failed", 503: "unavailable"}
-Events = Iterator[dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # The sessions of an episode, by seat. Without `rollout.seats`, the only seat is "".
 Sessions = Mapping[str, AuthenticatedSession]
@@ -187,42 +189,50 @@ class Server:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
         turn_request = await _read(request, session, partial(chat.read, body))
-        return await _answer(request, session, body, turn_request, chat.write, chat.stream)
+        if body.get("stream"):
+            return await _stream(request, session, turn_request, chat.Events(body))
+        return await _answer(request, session, turn_request, partial(chat.write, body=body))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
         turn_request = completions.read(body)
-        return await _answer(
-            request, session, body, turn_request, completions.write, completions.stream
-        )
+        if body.get("stream"):
+            return await _stream(request, session, turn_request, completions.Events(body))
+        return await _answer(request, session, turn_request, partial(completions.write, body=body))
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
         read = partial(messages.read, body, session.agent.tool_arguments)
         turn_request = await _read(request, session, read)
-        return await _answer(request, session, body, turn_request, messages.write, messages.stream)
+        if body.get("stream"):
+            return await _stream(request, session, turn_request, messages.Events(body))
+        return await _answer(request, session, turn_request, partial(messages.write, body=body))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
-        turn_request = sglang_api.read(body)
-        return await _answer(
-            request, session, body, turn_request, sglang_api.write, sglang_api.stream
-        )
+        write = partial(sglang_api.write, body=body)
+        return await _answer(request, session, sglang_api.read(body), write)
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         session, body = await self._session(request)
         histories = session.agent.response_histories
         turn_request = await _read(request, session, partial(responses.read, body, histories))
 
-        def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
+        def remember(response_id: str, answer: Answer) -> None:
+            histories[response_id] = [*turn_request.messages, answer.message]
+
+        if body.get("stream"):
+            events = responses.Events(body)
+            return await _stream(
+                request, session, turn_request, events, partial(remember, events.id)
+            )
+
+        def write(answer: Answer) -> dict[str, Any]:
             whole = responses.write(answer, body)
-            histories[whole["id"]] = [*turn_request.messages, answer.message]
+            remember(whole["id"], answer)
             return whole
 
-        def stream(answer: Answer, body: dict[str, Any]) -> Events:
-            return responses.stream(write(answer, body))
-
-        return await _answer(request, session, body, turn_request, write, stream)
+        return await _answer(request, session, turn_request, write)
 
     def _sessions(self, request: web.Request) -> Sessions:
         """Return the sessions that the request's key opens. Raises GatewayError."""
@@ -286,46 +296,110 @@ async def _read(
 async def _answer(
     request: web.Request,
     session: AuthenticatedSession,
-    body: dict[str, Any],
     turn_request: TurnRequest,
-    write: Callable[[Answer, dict[str, Any]], dict[str, Any]],
-    stream: Callable[[Answer, dict[str, Any]], Events],
+    write: Callable[[Answer], dict[str, Any]],
 ) -> web.StreamResponse:
     """Ask the model and send its answer. A turn counts as answered once it has been sent."""
     start = time.monotonic()
     reply = await session.reply(turn_request)
     try:
-        if body.get("stream"):
-            response = await _send_events(request, stream(reply.answer, body))
-        else:
-            response = web.json_response(write(reply.answer, body))
-            await response.prepare(request)
+        response = web.json_response(write(reply.answer))
+        await response.prepare(request)
         await response.write_eof()
     except (ConnectionError, asyncio.CancelledError):
         reply.turn.answered = False
         raise
-    metrics.GATEWAY_OVERHEAD.observe(time.monotonic() - start - reply.engine_seconds)
+    _observe_overhead(start, reply)
     return response
 
 
-async def _send_events(request: web.Request, events: Events) -> web.StreamResponse:
-    """Send an answer as server-sent events.
+async def _stream(
+    request: web.Request,
+    session: AuthenticatedSession,
+    turn_request: TurnRequest,
+    events: AnswerEvents,
+    on_answer: Callable[[Answer], None] = lambda _: None,
+) -> web.StreamResponse:
+    """Ask the model and send its answer as events, while it comes.
+
+    A refusal before the first text is an HTTP status, and an error after it is an event.
+    """
+    start = time.monotonic()
+    turn = session.agent.stream(turn_request)
+    replying = asyncio.create_task(session.reply(turn_request, turn))
+    replying.add_done_callback(lambda _: turn.close())
+    sender = EventSender(request)
+    try:
+        async for text in turn.texts():
+            if not sender.has_begun:
+                await sender.send(events.begin(turn.prompt_tokens))
+            await sender.send(events.text(text))
+        reply = await replying
+        on_answer(reply.answer)
+        if not sender.has_begun:
+            await sender.send(events.begin(turn.prompt_tokens))
+        await sender.send(events.end(reply.answer))
+        await sender.end()
+    except (ConnectionError, asyncio.CancelledError):
+        await _take_back(replying)
+        raise
+    except Exception as error:
+        if not sender.has_begun:
+            raise
+        request[_STREAM_ERROR] = _gateway_error(error)
+        await sender.send(events.fail(request[_STREAM_ERROR]))
+        await sender.end()
+    else:
+        _observe_overhead(start, reply)
+    return sender.response
+
+
+async def _take_back(replying: asyncio.Task[Reply]) -> None:
+    """Cancel a turn whose client has disconnected; if it is finished, it is not answered."""
+    replying.cancel()
+    await asyncio.wait({replying})
+    if not replying.cancelled() and not replying.exception():
+        replying.result().turn.answered = False
+
+
+def _observe_overhead(start: float, reply: Reply) -> None:
+    metrics.GATEWAY_OVERHEAD.observe(time.monotonic() - start - reply.engine_seconds)
+
+
+@dataclass(slots=True)
+class EventSender:
+    """Sends server-sent events.
 
     Events with a `type` (responses, messages) are named. A stream of events without one (chat,
     completions) ends with `[DONE]`.
     """
-    # An error here becomes a refusal; after `prepare` it would break the stream.
-    all_events = [*events]
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    named = False
-    for event in all_events:
-        named = "type" in event
-        name = f"event: {event['type']}\n" if named else ""
-        await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
-    if not named:
-        await response.write(b"data: [DONE]\n\n")
-    return response
+
+    request: web.Request
+    response: web.StreamResponse = field(
+        default_factory=lambda: web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    )
+    has_begun: bool = False
+    _named: bool = False
+
+    async def send(self, events: Iterator[Event]) -> None:
+        """Send events in one write. Raises ConnectionError if the client has left."""
+        # An error here becomes a refusal; after `prepare` it would break the stream.
+        lines = "".join(map(self._line, events)).encode()
+        if not self.has_begun:
+            await self.response.prepare(self.request)
+            self.has_begun = True
+        if lines:
+            await self.response.write(lines)
+
+    async def end(self) -> None:
+        if not self._named:
+            await self.response.write(b"data: [DONE]\n\n")
+        await self.response.write_eof()
+
+    def _line(self, event: Event) -> str:
+        self._named = "type" in event
+        name = f"event: {event['type']}\n" if self._named else ""
+        return f"{name}data: {json.dumps(event)}\n\n"
 
 
 @web.middleware
@@ -336,21 +410,26 @@ async def _handle_errors(request: web.Request, handler: Handler) -> web.StreamRe
     status = 499  # the client has disconnected
     try:
         response = await handler(request)
-        status = response.status
-    except GatewayError as error:
-        status, response = error.status, _refusal(error, request.path)
+        status = request.get(_STREAM_ERROR, response).status
     except web.HTTPException as error:
         status = error.status
         refusal = GatewayError(status, f"{request.path}: {error.reason}")
         response = _refusal(refusal, request.path)
     except Exception as error:  # must not affect other requests
-        failure_log.LOG.note("a request at the gateway failed", error)
-        refusal = GatewayError(500, error_summary.cause(error), "server_error")
-        status, response = 500, _refusal(refusal, request.path)
+        refusal = _gateway_error(error)
+        status, response = refusal.status, _refusal(refusal, request.path)
     finally:
         outcome = "ok" if status < 400 else _OUTCOMES.get(status, "refused")
         metrics.GATEWAY_REQUESTS.labels(endpoint=endpoint, outcome=outcome).inc()
     return response
+
+
+def _gateway_error(error: Exception) -> GatewayError:
+    """Return an error as clients understand it, and log one that is not meant for them."""
+    if isinstance(error, GatewayError):
+        return error
+    failure_log.LOG.note("a request at the gateway failed", error)
+    return GatewayError(500, error_summary.cause(error), "server_error")
 
 
 def _refusal(error: GatewayError, path: str) -> web.Response:

@@ -21,8 +21,8 @@ _HERMES = re.compile(r"\s*<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 _LIKE_HERMES = {"hermes", "qwen", "qwen25"}
 
 
-def hermes(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
-    """Read calls as Hermes and Qwen write them. A `CallParser`.
+def _hermes(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
+    """Read calls as Hermes and Qwen write them.
 
     If one call of a turn cannot be read, the whole turn is text.
     """
@@ -30,6 +30,9 @@ def hermes(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str,
     if not calls or any(call.error for call in calls):
         return text, []
     return _HERMES.sub("", text), [(call.name, json.dumps(call.arguments)) for call in calls]
+
+
+hermes = CallParser(_hermes, "<tool_call>")
 
 
 def parser_of(spec: RLJobSpec) -> CallParser:
@@ -65,7 +68,7 @@ def parse(
     If the parser fails, the whole turn is text.
     """
     try:
-        rest, calls = parser(text, tools)
+        rest, calls = parser.parse(text, tools)
         for call in calls:  # clients send calls back, so they must be valid UTF-8
             input_checks.check_value([*call], "call")
     except Exception as error:  # a parser may raise anything on a model's text

@@ -14,7 +14,7 @@ from sluice.engines.protocol import EngineError, PromptRefusedError
 from sluice.runtime import error_summary
 from sluice.samples.sample import Prompt, Sample, SampleError, SampleStatus
 from sluice.samples.turns import BRANCH_TURNS, MODEL, TURNS
-from sluice.telemetry import failure_log
+from sluice.telemetry import failure_log, tracing
 from sluice_rollout import metrics
 from sluice_rollout.episode import (
     Episode,
@@ -89,8 +89,13 @@ class EpisodeRunner:
             for sample in samples
         ]
         try:
-            raised = await self._outcome(episodes, time_limit)
-            self._conclude_all(episodes, raised, time_limit)
+            with tracing.span("episode", samples=[sample.index for sample in samples]):
+                raised = await self._outcome(episodes, time_limit)
+                self._conclude_all(episodes, raised, time_limit)
+                tracing.set_attributes(
+                    status=[str(sample.status) for sample in samples],
+                    tokens=sum(sample.trainable_tokens for sample in samples),
+                )
         finally:
             for episode in episodes:
                 episode.leave(interrupted=True)

@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -31,10 +31,11 @@ from sluice.trackers.settings import trackers_of
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.batch.images import FetchImages
-from sluice_trainer.telemetry import tracker_processes
+from sluice_trainer.telemetry import tracker_processes, transcripts
 from sluice_trainer.telemetry.metrics import EVALUATION_REWARD
 from sluice_trainer.telemetry.thumbnails import Thumbnails
 from sluice_trainer.telemetry.tracker_processes import TrackerProcess
+from sluice_trainer.telemetry.transcripts import Decode, LazyDecoder
 
 SAMPLED_GROUPS = 2
 _RELEASES = ("sluice-rl", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
@@ -55,6 +56,8 @@ class Recorder:
         The samples that are trained on have rewards.
     fetch_images
         Fetches the images of prompts by their digests; None if the job has none.
+    decode
+        Decodes tokens for transcripts of episodes; None: no transcripts are written.
 
     """
 
@@ -66,8 +69,10 @@ class Recorder:
         *,
         judged: bool = True,
         fetch_images: FetchImages | None = None,
+        decode: Decode | None = None,
     ) -> None:
         self._judged = judged
+        self._decode = decode
         self._directory = directory
         self._attempt = attempt
         self._trackers = trackers
@@ -96,7 +101,12 @@ class Recorder:
             for tracker in trackers_of(job, directory, env.variables)
         ]
         return cls(
-            directory, env.attempt, trackers, judged=job.spec.judged, fetch_images=fetch_images
+            directory,
+            env.attempt,
+            trackers,
+            judged=job.spec.judged,
+            fetch_images=fetch_images,
+            decode=LazyDecoder(Path(job.spec.model.path), job.spec.model.trust_remote_code),
         )
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
@@ -189,7 +199,7 @@ class Recorder:
         self._writer.flush()
 
     def _write_samples(self, name: str, groups: list[SampleGroup], *, judged: bool = True) -> None:
-        rows = [_row(group, sample) for group in groups for sample in group.samples]
+        rows = [row for group in groups for row in self._rows(group)]
         lines = [
             json.dumps(row if judged else row | {"reward": None}, ensure_ascii=False)
             for row in rows
@@ -197,6 +207,14 @@ class Recorder:
         (self._samples / name).write_text("\n".join(lines) + "\n")
         if self._thumbnails:
             self._thumbnails.write(groups)
+
+    def _rows(self, group: SampleGroup) -> Iterator[dict[str, Any]]:
+        chosen = [id(sample) for sample in transcripts.chosen(group)] if self._decode else []
+        for sample in group.samples:
+            row = _row(group, sample)
+            if self._decode and id(sample) in chosen:
+                row[transcripts.KEY] = transcripts.transcript(sample, self._decode)
+            yield row
 
 
 def versions() -> dict[str, str]:

@@ -10,9 +10,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from sluice_rollout.gateway.interfaces import exchange
-from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.errors import GatewayError, invalid
 from sluice_rollout.gateway.interfaces.exchange import Answer, RawImages, TurnRequest
 from sluice_rollout.gateway.interfaces.parameters import Choice, Count, Parameters, Stops, checked
+from sluice_rollout.gateway.interfaces.streaming import Event
 
 
 class StreamOptions(BaseModel):
@@ -80,28 +81,39 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
     return _frame("chat.completion", body) | {"choices": [choice], "usage": usage(answer)}
 
 
-def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the answer in chunks: role, text, tool calls, finish reason, usage."""
-    frame = _frame("chat.completion.chunk", body)
+class Events:
+    """The chunks of an answer: role, text, tool calls, finish reason, usage."""
 
-    def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    def __init__(self, body: dict[str, Any]) -> None:
+        self._frame = _frame("chat.completion.chunk", body)
+        self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+
+    def begin(self, prompt_tokens: int) -> Iterator[Event]:
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def text(self, text: str) -> Iterator[Event]:
+        yield self._chunk({"content": text})
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        for position, call in enumerate(answer.message.get("tool_calls", [])):
+            yield self._chunk({"tool_calls": [{"index": position, **call}]})
+        yield self._chunk({}, answer.finish)
+        if self._with_usage:
+            yield self._frame | {"choices": [], "usage": usage(answer)}
+
+    def fail(self, error: GatewayError) -> Iterator[Event]:
+        yield error.body
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> Event:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return frame | {"choices": [choice]}
-
-    yield chunk({"role": "assistant", "content": ""})
-    if answer.text:
-        yield chunk({"content": answer.text})
-    for position, call in enumerate(answer.message.get("tool_calls", [])):
-        yield chunk({"tool_calls": [{"index": position, **call}]})
-    yield chunk({}, answer.finish)
-    if (body.get("stream_options") or {}).get("include_usage"):
-        yield frame | {"choices": [], "usage": usage(answer)}
+        return self._frame | {"choices": [choice]}
 
 
-def usage(answer: Answer) -> dict[str, int]:
+def usage(answer: Answer) -> dict[str, Any]:
     """Count the tokens of context and answer."""
     return {
         "prompt_tokens": answer.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
         "completion_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
     }

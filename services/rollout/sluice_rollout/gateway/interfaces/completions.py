@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice_rollout.gateway.interfaces import exchange
 from sluice_rollout.gateway.interfaces.chat import usage
-from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.errors import GatewayError, invalid
 from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
 from sluice_rollout.gateway.interfaces.parameters import (
     Count,
@@ -18,6 +18,7 @@ from sluice_rollout.gateway.interfaces.parameters import (
     Stops,
     checked,
 )
+from sluice_rollout.gateway.interfaces.streaming import Event
 
 
 class CompletionParameters(Parameters):
@@ -54,17 +55,38 @@ def _prompt(value: Any) -> str | list[int]:
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
     """Make the body of an answer."""
-    choice = {"index": 0, "text": answer.text, "finish_reason": answer.finish, "logprobs": None}
+    choices = [_choice(answer.text, answer.finish)]
+    return _frame(body) | {"choices": choices, "usage": usage(answer)}
+
+
+class Events:
+    """The chunks of an answer: its text, and at the end the finish reason and the usage."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self._frame = _frame(body)
+
+    def begin(self, prompt_tokens: int) -> Iterator[Event]:
+        return iter(())
+
+    def text(self, text: str) -> Iterator[Event]:
+        yield self._frame | {"choices": [_choice(text, None)]}
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        choices = [_choice("", answer.finish)]
+        yield self._frame | {"choices": choices, "usage": usage(answer)}
+
+    def fail(self, error: GatewayError) -> Iterator[Event]:
+        yield error.body
+
+
+def _choice(text: str, finish: str | None) -> dict[str, Any]:
+    return {"index": 0, "text": text, "finish_reason": finish, "logprobs": None}
+
+
+def _frame(body: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": body.get("model", ""),
-        "choices": [choice],
-        "usage": usage(answer),
     }
-
-
-def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the answer as one chunk."""
-    yield write(answer, body)

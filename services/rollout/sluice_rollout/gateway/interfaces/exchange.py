@@ -119,6 +119,7 @@ class Answer:
     completion_tokens: int
     stop: str | None = None  # the stop string that ended the turn
     sampled: list[tuple[int, float]] = field(default_factory=list)  # (token id, log-prob)
+    cached_tokens: int = 0  # of the prompt, that the engine had in its prefix cache
 
     @property
     def message(self) -> dict[str, Any]:

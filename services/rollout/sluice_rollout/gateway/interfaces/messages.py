@@ -10,7 +10,7 @@ from typing import Any
 from sluice import input_checks
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.interfaces import exchange
-from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.errors import GatewayError, invalid
 from sluice_rollout.gateway.interfaces.exchange import (
     Answer,
     AnswerToolCall,
@@ -18,6 +18,7 @@ from sluice_rollout.gateway.interfaces.exchange import (
     TurnRequest,
 )
 from sluice_rollout.gateway.interfaces.parameters import Count, Parameters, StopList, Typed, checked
+from sluice_rollout.gateway.interfaces.streaming import Event
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _FREE_CHOICES = {"auto": "auto", "none": "none"}
@@ -139,37 +140,68 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
         "content": list(_blocks(answer)),
         "stop_reason": "stop_sequence" if stopped else _STOP_REASONS[answer.finish],
         "stop_sequence": answer.stop if stopped else None,
-        "usage": {
-            "input_tokens": answer.prompt_tokens,
-            "output_tokens": answer.completion_tokens,
-        },
+        "usage": _usage(answer),
     }
 
 
-def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the answer as events: the frame, the blocks, the reason for the end."""
-    whole = write(answer, body)
-    ends = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
-    usage = whole["usage"] | {"output_tokens": 0}
-    begun = whole | {"content": [], "usage": usage} | dict.fromkeys(ends)
-    yield {"type": "message_start", "message": begun}
-    for index, block in enumerate(whole["content"]):
-        yield from _events(index, block)
-    output = {"output_tokens": answer.completion_tokens}
-    yield {"type": "message_delta", "delta": ends, "usage": output}
-    yield {"type": "message_stop"}
+class Events:
+    """The events of an answer: the frame, the blocks, the reason for the end."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self._body = body
+        self._blocks = 0  # that have begun
+        self._in_text = False
+
+    def begin(self, prompt_tokens: int) -> Iterator[Event]:
+        empty = write(Answer("", [], "stop", prompt_tokens, 0), self._body)
+        unknown: Event = {"content": [], "stop_reason": None, "stop_sequence": None}
+        yield {"type": "message_start", "message": empty | unknown}
+
+    def text(self, text: str) -> Iterator[Event]:
+        if not self._in_text:
+            yield self._start({"type": "text", "text": ""})
+            self._in_text = True
+        yield self._delta({"type": "text_delta", "text": text})
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        whole = write(answer, self._body)
+        if self._in_text:
+            yield self._stop()
+        for block in whole["content"][self._blocks :]:
+            if block["type"] == "text":  # an answer without any text
+                yield self._start(block)
+            else:
+                yield self._start(block | {"input": {}})
+                arguments = json.dumps(block["input"])
+                yield self._delta({"type": "input_json_delta", "partial_json": arguments})
+            yield self._stop()
+        ends = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        yield {"type": "message_delta", "delta": ends, "usage": _usage(answer)}
+        yield {"type": "message_stop"}
+
+    def fail(self, error: GatewayError) -> Iterator[Event]:
+        yield error.body | {"type": "error"}
+
+    def _start(self, block: dict[str, Any]) -> Event:
+        self._blocks += 1
+        at = self._blocks - 1
+        return {"type": "content_block_start", "index": at, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
+
+    def _stop(self) -> Event:
+        return {"type": "content_block_stop", "index": self._blocks - 1}
 
 
-def _events(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    begun: dict[str, Any]
-    if block["type"] == "text":
-        begun, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
-    else:
-        text = json.dumps(block["input"])
-        begun, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": text}
-    yield {"type": "content_block_start", "index": index, "content_block": block | begun}
-    yield {"type": "content_block_delta", "index": index, "delta": delta}
-    yield {"type": "content_block_stop", "index": index}
+def _usage(answer: Answer) -> dict[str, int]:
+    return {
+        # Anthropic counts cached tokens apart from the others.
+        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "cache_read_input_tokens": answer.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": answer.completion_tokens,
+    }
 
 
 def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:

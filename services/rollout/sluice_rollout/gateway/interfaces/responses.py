@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.interfaces import exchange
-from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.errors import GatewayError, invalid
 from sluice_rollout.gateway.interfaces.exchange import (
     Answer,
     AnswerToolCall,
@@ -21,6 +22,7 @@ from sluice_rollout.gateway.interfaces.exchange import (
     TurnRequest,
 )
 from sluice_rollout.gateway.interfaces.parameters import Choice, Count, Parameters, checked
+from sluice_rollout.gateway.interfaces.streaming import Event
 
 
 class ResponseParameters(Parameters):
@@ -120,14 +122,19 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
     """Make the body of an answer."""
+    return _finished(_frame(body), answer, list(_items(answer)))
+
+
+def _finished(frame: dict[str, Any], answer: Answer, items: list[dict[str, Any]]) -> dict[str, Any]:
     cut = answer.finish == "length"
-    return _frame(body) | {
+    details = {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0}
+    return frame | {
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": list(_items(answer)),
+        "output": items,
         "usage": {
             "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": details,
             "output_tokens": answer.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": answer.prompt_tokens + answer.completion_tokens,
@@ -135,53 +142,86 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a whole answer, numbered."""
-    begun = whole | {"status": "in_progress", "output": [], "usage": None}
-    events = [
-        {"type": "response.created", "response": begun},
-        *(e for i, item in enumerate(whole["output"]) for e in _events(i, item)),
-        {"type": f"response.{whole['status']}", "response": whole},
-    ]
-    for number, event in enumerate(events):
-        yield event | {"sequence_number": number}
+class Events:
+    """The events of an answer, numbered. `id` is that of the response."""
 
+    def __init__(self, body: dict[str, Any]) -> None:
+        self._frame = _frame(body)
+        self.id: str = self._frame["id"]
+        self._begun = self._frame | {"status": "in_progress", "output": [], "usage": None}
+        self._numbers = count()
+        self._message_id = ""  # of the item with the text, once it has begun
 
-def _events(index: int, item: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """Yield the events of one item of the output."""
-    at = {"output_index": index, "item_id": item["id"]}
-    if item["type"] == "function_call":
-        yield _event("output_item.added", output_index=index, item=item | {"arguments": ""})
-        yield _event("function_call_arguments.delta", **at, delta=item["arguments"])
-        yield _event(
-            "function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"]
-        )
-    else:
+    def begin(self, prompt_tokens: int) -> Iterator[Event]:
+        yield self._event("created", response=self._begun)
+
+    def text(self, text: str) -> Iterator[Event]:
+        if not self._message_id:
+            yield from self._begin_text()
+        yield self._event("output_text.delta", **self._at, delta=text, logprobs=[])
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        items = list(_items(answer, self._message_id))
+        for index, item in enumerate(items):
+            if item["type"] == "message":
+                yield from self._end_text(item)
+            else:
+                yield from self._call(index, item)
+            yield self._event("output_item.done", output_index=index, item=item)
+        whole = _finished(self._frame, answer, items)
+        yield self._event(whole["status"], response=whole)
+
+    def fail(self, error: GatewayError) -> Iterator[Event]:
+        failure = {"code": "server_error", "message": error.message}
+        response = self._begun | {"status": "failed", "error": failure}
+        yield self._event("failed", response=response)
+
+    @property
+    def _at(self) -> dict[str, Any]:
+        return {"output_index": 0, "item_id": self._message_id, "content_index": 0}
+
+    def _begin_text(self) -> Iterator[Event]:
+        message = _message("")
+        self._message_id = message["id"]
+        begun = message | {"content": [], "status": "in_progress"}
+        yield self._event("output_item.added", output_index=0, item=begun)
+        yield self._event("content_part.added", **self._at, part=message["content"][0])
+
+    def _end_text(self, item: dict[str, Any]) -> Iterator[Event]:
         (part,) = item["content"]
-        at |= {"content_index": 0}
-        yield _event("output_item.added", output_index=index, item=item | {"content": []})
-        yield _event("content_part.added", **at, part=part | {"text": ""})
-        yield _event("output_text.delta", **at, delta=part["text"], logprobs=[])
-        yield _event("output_text.done", **at, text=part["text"], logprobs=[])
-        yield _event("content_part.done", **at, part=part)
-    yield _event("output_item.done", output_index=index, item=item)
+        if not self._message_id:  # an answer without any text
+            yield from self._begin_text()
+            item["id"] = self._message_id
+        yield self._event("output_text.done", **self._at, text=part["text"], logprobs=[])
+        yield self._event("content_part.done", **self._at, part=part)
+
+    def _call(self, index: int, item: dict[str, Any]) -> Iterator[Event]:
+        at = {"output_index": index, "item_id": item["id"]}
+        name, arguments = item["name"], item["arguments"]
+        begun = item | {"arguments": "", "status": "in_progress"}
+        yield self._event("output_item.added", output_index=index, item=begun)
+        yield self._event("function_call_arguments.delta", **at, delta=arguments)
+        yield self._event("function_call_arguments.done", **at, name=name, arguments=arguments)
+
+    def _event(self, kind: str, /, **fields: Any) -> Event:
+        return {"type": f"response.{kind}", **fields, "sequence_number": next(self._numbers)}
 
 
-def _event(kind: str, /, **fields: Any) -> dict[str, Any]:
-    return {"type": f"response.{kind}"} | fields
-
-
-def _items(answer: Answer) -> Iterator[dict[str, Any]]:
+def _items(answer: Answer, message_id: str = "") -> Iterator[dict[str, Any]]:
     if answer.text or not answer.calls:
-        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        yield {
-            "id": f"msg_{uuid.uuid4().hex}",
-            "type": "message",
-            "role": "assistant",
-            "status": "completed",
-            "content": [part],
-        }
+        yield _message(answer.text, message_id)
     yield from map(_call, answer.calls)
+
+
+def _message(text: str, message_id: str = "") -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {
+        "id": message_id or f"msg_{uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
 
 
 def _call(call: AnswerToolCall) -> dict[str, Any]:

@@ -6,7 +6,6 @@ It is for programs that keep their tokens themselves, as functions of slime and 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -73,12 +72,7 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
         | ({"matched": answer.stop} if answer.stop else {}),
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
-        "cached_tokens": 0,
+        "cached_tokens": answer.cached_tokens,
         "output_token_logprobs": [[log_prob, token, None] for token, log_prob in answer.sampled],
     }
     return {"text": answer.text, "output_ids": ids, "meta_info": meta}
-
-
-def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the answer as one event."""
-    yield write(answer, body)

@@ -19,6 +19,7 @@ def register() -> None:
         quantized,
         receive,
         stacked_experts,
+        streamed_versions,
         versions,
     )
 
@@ -30,6 +31,7 @@ def register() -> None:
     shutdown.register()
     loopback.register()
     host_memory.register()
+    streamed_versions.register()
     versions.register()
     middlewares.register()
     deterministic.register()

@@ -11,12 +11,12 @@ from typing import Any
 from ..startup import arguments
 from ..startup.base_model import BaseModel, BaseModelAnswer
 from ..weights import adapter, pipelined_receive, receive
-from . import pool_jobs
+from . import answer_parts, pool_jobs
 from .asgi import Receive, Scope
 from .attempt_fence import Fence
 from .control_priority import ControlPriority, RequestQueue
 from .ordered_buckets import OrderedBuckets
-from .request_batching import Generate, RequestBatching
+from .request_batching import Generate, RequestBatching, SendPart
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +61,44 @@ def register() -> None:
         pipelined_receive.register()
 
 
-def _by(answer: Callable[[Any, Any], Awaitable[Any]], request: Callable[..., Any]) -> Generate:
-    """Return a function that answers one of many requests with SGLang's handler of `/generate`."""
+def _by(answer: Callable[[Any, Any], Awaitable[Any]], fields_of: Callable[..., Any]) -> Generate:
+    """Return a function that answers one of many requests as SGLang's handler of `/generate`."""
     from fastapi import HTTPException, Request
 
-    async def generate(fields: dict[str, Any], scope: Scope, receive: Receive) -> tuple[int, bytes]:
+    async def generate(
+        fields: dict[str, Any], scope: Scope, receive: Receive, send_part: SendPart
+    ) -> tuple[int, bytes]:
         try:
-            response = await answer(request(**fields), Request(scope, receive))
+            obj, request = fields_of(**fields), Request(scope, receive)
+            if obj.stream:
+                return await _streamed(obj, request, send_part)
+            response = await answer(obj, request)
         except HTTPException as error:
-            return error.status_code, json.dumps({"error": {"message": error.detail}}).encode()
+            return error.status_code, _error(error.detail)
         return response.status_code, bytes(response.body)
 
     return generate
+
+
+async def _streamed(obj: Any, request: Any, send_part: SendPart) -> tuple[int, bytes]:
+    """Answer a request by parts, and at the end as the handler of `/generate` does."""
+    import orjson
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    manager = get_global_state().tokenizer_manager
+    outputs = manager.generate_request(obj, request)
+    try:
+        output = await answer_parts.last_output(outputs, send_part, request.is_disconnected)
+    except ConnectionError as error:
+        manager.abort_request(obj.rid)
+        return 400, _error(str(error))
+    except ValueError as error:
+        return int(getattr(error, "status_code", 400)), _error(str(error))
+    if refused := answer_parts.refusal(output):
+        status, message = refused
+        return status, _error(message)
+    return 200, orjson.dumps(output, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _error(message: Any) -> bytes:
+    return json.dumps({"error": {"message": message}}).encode()

@@ -7,21 +7,29 @@ time are HTTP and the checks of FastAPI, which this middleware saves.
 A message is a JSON list of bodies of `/generate`. The answer is a sequence: for each request, once
 it is done, a line `INDEX STATUS LENGTH` and as many bytes, which are the answer of `/generate`.
 INDEX is the request's position in the list, from 0. An empty list asks whether the server supports
-this.
+this; the answer is a JSON object.
+
+A request with `stream` is also answered by parts, with the status 206, as its tokens come. The last
+answer is the same as without `stream`, and complete.
 """
 
 import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from .asgi import App, Receive, Scope, Send, whole
 from .control_priority import RequestQueue
 
 PATH = "/sluice_generate"
+# Status of a part of an answer.
+PARTIAL = 206
+# Sends a part of an answer.
+SendPart = Callable[[bytes], None]
 # Returns status and body of the answer to one request.
-Generate = Callable[[dict[str, Any], Scope, Receive], Awaitable[tuple[int, bytes]]]
+Generate = Callable[[dict[str, Any], Scope, Receive, SendPart], Awaitable[tuple[int, bytes]]]
 log = logging.getLogger(__name__)
 
 
@@ -49,37 +57,46 @@ class RequestBatching:
         if requests:
             await self._answer(requests, scope, receive, send)
             return
-        body = b"" if requests == [] else f"{PATH}: expected a JSON list of objects".encode()
+        expected = f"{PATH}: expected a JSON list of objects".encode()
+        body = json.dumps({"parts": True}).encode() if requests == [] else expected
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(
         self, requests: list[dict[str, Any]], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer all requests. Answers that are done in one turn of the loop are sent together."""
-        done, has_answers = list[bytes](), asyncio.Event()
+        """Answer all requests. What is ready in one turn of the loop is sent together."""
+        frames, has_frames = list[bytes](), asyncio.Event()
+        missing = len(requests)
+
+        def add(index: int, status: int, content: bytes) -> None:
+            frames.append(b"%d %d %d\n%b" % (index, status, len(content), content))
+            has_frames.set()
 
         async def answer_one(index: int, request: dict[str, Any]) -> None:
+            nonlocal missing
             await self.queue.wait()
             try:
-                status, answer = await self.generate(request, scope, receive)
+                status, answer = await self.generate(
+                    request, scope, receive, partial(add, index, PARTIAL)
+                )
             except Exception as error:
                 log.exception("request %s", request.get("rid"))
                 status, answer = 500, f"{type(error).__name__}: {error}".encode()
-            done.append(b"%d %d %d\n%b" % (index, status, len(answer), answer))
-            has_answers.set()
+            missing -= 1
+            add(index, status, answer)
 
-        missing = len(requests)
         async with asyncio.TaskGroup() as tasks:
             for index, request in enumerate(requests):
                 tasks.create_task(answer_one(index, request))
             requests.clear()  # frees each prompt once its request is answered
-            while missing:
-                await has_answers.wait()
-                has_answers.clear()
-                missing -= len(done)
-                body = b"".join(done)
-                done.clear()
-                await send({"type": "http.response.body", "body": body, "more_body": missing > 0})
+            more = True
+            while more:
+                await has_frames.wait()
+                has_frames.clear()
+                more = missing > 0
+                body = b"".join(frames)
+                frames.clear()
+                await send({"type": "http.response.body", "body": body, "more_body": more})
                 del body  # the next answer may take an hour
 
 
