@@ -51,7 +51,9 @@ async def messages_texts(episode: Episode, texts: list[str]) -> None:
             texts.append(text)
 
 
-@pytest.mark.parametrize("read", [chat_texts, responses_texts, messages_texts])
+@pytest.mark.parametrize(
+    "read", [chat_texts, responses_texts, messages_texts], ids=["chat", "responses", "messages"]
+)
 async def test_a_stream_comes_by_parts_with_the_engines_tokens(
     read: Any, engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
