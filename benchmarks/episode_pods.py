@@ -68,7 +68,7 @@ class OnNode:
         slots = [EpisodeSlot(names.EPISODE, 0, 1, index, NODE) for index in range(count)]
         while True:
             pods = await self.pods()
-            for missing in missing_episode_pods(slots, pods) if warm else ():
+            for missing in missing_episode_pods(self.job, slots, pods) if warm else ():
                 await self.create(missing.slot.index)
             for surplus in surplus_episode_pods(slots, pods, datetime.now(UTC)):
                 await self.delete(surplus.name, surplus.grace)

@@ -24,6 +24,7 @@ from sluice_operator.cluster.kube.lease import Timing
 from sluice_operator.cluster.kube.namespace_lock import ALWAYS, NamespaceLocks
 from sluice_operator.cluster.kube.paths import RLJOBS
 from sluice_operator.controller import Controller
+from sluice_operator.episode_pods import EpisodePodExchange
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.pool_reconciler import PoolReconciler
 from sluice_operator.progress import Prober
@@ -77,6 +78,7 @@ async def main() -> int:
                 Prober(cluster.keys),
                 locks.may_work_in,
                 PoolReconciler(cluster.pools, config.images),
+                EpisodePodExchange(cluster.keys),
             )
             return await _run(api, cluster, controller, locks, ready, stop)
 

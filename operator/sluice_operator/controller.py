@@ -23,6 +23,7 @@ from sluice.telemetry.planner import advice_for
 from sluice_operator import spec_acceptance
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.protocol import Cluster
+from sluice_operator.episode_pods import EXCHANGE_SECONDS, EpisodePodExchange
 from sluice_operator.metrics import CONTROLLER, POOL_CONTROLLER, OperatorMetrics
 from sluice_operator.plan import Event, KubeObject, Plan
 from sluice_operator.plan.decide.deletion import drain
@@ -88,6 +89,7 @@ class Controller:
         prober: Prober,
         may_work_in: MayWorkIn | None = None,
         pools: PoolReconciler | None = None,
+        episode_pods: EpisodePodExchange | None = None,
     ) -> None:
         """Create a controller that does not lead yet.
 
@@ -103,10 +105,13 @@ class Controller:
             Tells whether a namespace belongs to this installation; None if all do.
         pools
             Makes passes over pools; None if the cluster has none.
+        episode_pods
+            Tells which images episodes wait for; None if no job has rows that name images.
 
         """
         self.cluster, self.settings, self.metrics, self.prober = cluster, settings, metrics, prober
         self._may_work_in, self._pools = may_work_in, pools
+        self._episode_pods = episode_pods
         self.queue: WorkQueue[JobKey | PoolKey] = WorkQueue(metrics.queue)
         self.leading = False
         self._working: dict[JobKey | PoolKey, float] = {}
@@ -145,6 +150,8 @@ class Controller:
         key = key_of(stored)
         self.cluster.forget(stored)
         self.prober.forget(uid(stored))
+        if self._episode_pods is not None:
+            self._episode_pods.forget(uid(stored))
         self.notices.forget(stored)
         self.queue.forget(key)
         self.metrics.forget(key)
@@ -164,6 +171,7 @@ class Controller:
                 group.create_task(self._work_forever())
             group.create_task(self._every(self.settings.probe_seconds, self._probe))
             group.create_task(self._every(self.settings.resync_seconds, self.sweep))
+            group.create_task(self._every(EXCHANGE_SECONDS, self._exchange_episode_pods))
 
     async def stop(self) -> None:
         """Take no more work, and give running passes some time to end."""
@@ -219,9 +227,16 @@ class Controller:
             if stored is not None and any(map(podstate.is_starting, self.cluster.pods_of(stored))):
                 self.changed(key)
 
+    def _jobs(self) -> list[KubeObject]:
+        return [stored for key in self.cluster.all_keys() if (stored := self.cluster.stored(key))]
+
+    async def _exchange_episode_pods(self) -> None:
+        if self._episode_pods is not None:
+            for key in await self._episode_pods.exchange_all(self.cluster, self._jobs()):
+                self.changed(key)
+
     async def _probe(self) -> None:
-        jobs = [stored for key in self.cluster.all_keys() if (stored := self.cluster.stored(key))]
-        for key in await self.prober.ask_all(self.cluster, jobs):
+        for key in await self.prober.ask_all(self.cluster, self._jobs()):
             self.changed(key)
         for pool in await self._pools.measure() if self._pools else ():
             self.changed(pool)
@@ -317,8 +332,15 @@ class Controller:
     async def _apply(self, key: JobKey, stored: KubeObject, job: RLJob) -> float | None:
         notices = self.notices.of_job(stored)
         progress = await self.prober.latest(self.cluster, stored)
+        demands = self._episode_pods.demands(stored) if self._episode_pods else {}
         decision = await reconcile(
-            self.cluster, job, datetime.now(UTC), progress, self.settings.images, notices.note
+            self.cluster,
+            job,
+            datetime.now(UTC),
+            progress,
+            self.settings.images,
+            notices.note,
+            demands,
         )
         self._measure(key, job, decision, notices)
         was_resolved = notices.resolve()

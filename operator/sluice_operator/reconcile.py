@@ -21,6 +21,7 @@ from sluice_operator.cluster.protocol import Cluster, InProcessCluster
 from sluice_operator.plan import Images, Observed, Plan, Progress, is_finished, plan
 from sluice_operator.plan.decide.reopen import reopened
 from sluice_operator.plan.facts import podstate
+from sluice_operator.plan.facts.model import NO_DEMANDS, WorkerDemands
 from sluice_operator.plan.planner import DEFAULT_IMAGES
 
 POLL_SECONDS = 0.5
@@ -40,6 +41,7 @@ async def reconcile(
     progress: Progress | None = None,
     images: Images = DEFAULT_IMAGES,
     note: str = "",
+    demands: WorkerDemands = NO_DEMANDS,
 ) -> Plan:
     """Make one pass over a job.
 
@@ -59,9 +61,11 @@ async def reconcile(
         Container images of the roles.
     note
         A problem to report in the job's status.
+    demands
+        Pods that workers wait for.
 
     """
-    observed = replace(await cluster.observe(job), progress=progress, note=note)
+    observed = replace(await cluster.observe(job), progress=progress, note=note, demands=demands)
     return await _settle(cluster, job, observed, now, images)
 
 

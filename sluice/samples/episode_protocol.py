@@ -19,12 +19,16 @@ MOST_ARTIFACTS, MOST_ARTIFACT_BYTES, MOST_DEPTH = 1000, 16 * 2**20, 16
 # Roles of pods that play episodes and of pods that judge them, and names of their containers.
 EPISODE, VERIFIER = "episode", "verifier"
 # Files of an episode's directory: the row's variables for a shell, the program's standard error,
-# its exit status, and a mark that its container was told to end.
+# its exit status, a mark that its container was told to end, and one that it has started.
 VARIABLES, ERRORS, STATUS, TAKEN = ".variables", ".errors", ".status", ".taken"
+STARTED = ".started"
+# Key of a sample's metadata: the image of its episode's pod, by its digest once that is known.
+IMAGE_KEYS = {EPISODE: "episode_image", VERIFIER: "verifier_image"}
 # Runs the program ("$@") once there is an episode. The user's image only needs a shell. A signal
 # ends `wait` at once, so the trap runs; it would run only after a program in the foreground.
 SHELL = f"""\
 trap ': > "$SLUICE_EPISODE/{TAKEN}"; exit 143' TERM
+: > "$SLUICE_EPISODE/{STARTED}"
 until [ -e "$SLUICE_EPISODE/{ROW}" ]; do sleep 0.2; done
 . "$SLUICE_EPISODE/{VARIABLES}"
 "$@" 2> "$SLUICE_EPISODE/{ERRORS}" &

@@ -387,6 +387,22 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "verifier.image and verifier.template are of pods",
     ),
     (
+        {"rollout": {"environment": {"command": ["agent"], "image": "{metadata.image}"}}},
+        "image refers to the row, which is input from outside",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {
+                    "command": ["agent"],
+                    "image": "me/agent:1",
+                    "verifier": {"command": ["judge"], "image": "me/{metadata.image}"},
+                }
+            }
+        },
+        "image refers to the row, which is input from outside",
+    ),
+    (
         {"rollout": {"environment": {"command": ["agent"], "verifiers": {"name": "sums"}}}},
         "exactly one of command, verifiers, openenv and gym",
     ),
@@ -699,6 +715,15 @@ SENSIBLE: list[dict[str, Any]] = [
     },
     {"reward": None, "rollout": {"environment": {"openenv": {"url": "http://w:1"}}}},
     {
+        "rollout": {
+            "environment": {
+                "command": ["agent"],
+                "image": "ghcr.io/me/{metadata.name}:{metadata.tag}",
+                "allowedImages": ["ghcr.io/me/", "python"],
+            }
+        }
+    },
+    {
         "podGroupPolicy": {"kueue": {"queueName": "q"}},
         "failurePolicy": {"rolloutBackoffSeconds": 300},
     },
@@ -764,6 +789,10 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (
         {"rollout": {"resources": {"limits": {"memory": "much"}}}},
         "rollout.resources.limits.memory",
+    ),
+    (
+        {"rollout": {"environment": {"command": ["agent"], "image": "{label}"}}},
+        "rollout.environment.image",
     ),
     ({"secrets": {"wandb": {"name": "W&B", "key": "k"}}}, "secrets.wandb.name"),
     ({"secrets": {"wandb": {"name": "w", "key": "a/b"}}}, "secrets.wandb.key"),

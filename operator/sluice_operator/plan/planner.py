@@ -91,7 +91,7 @@ def _with_episode_pods(current: JobPass, decided: Plan) -> Plan:
     job, observed, episodes = current.job, current.observed, current.observed.episodes
     has_none = _is_at_rest(job, decided.status) or observed.operator_namespace is None
     slots = [] if has_none else episode_slots(job, observed.pods)
-    missing = missing_episode_pods(slots, episodes)
+    missing = missing_episode_pods(job, slots, episodes, observed.demands)
     full_job = with_job_defaults(job, observed.defaults) if missing else job
     pods = [episode_pod(full_job, pod, current.images) for pod in missing]
     waits = any(pod["kind"] == SANDBOX for pod in episodes)
@@ -99,7 +99,7 @@ def _with_episode_pods(current: JobPass, decided: Plan) -> Plan:
         decided,
         create=decided.create + sandbox.with_sandboxes(job, pods, observed),
         delete=decided.delete
-        + surplus_episode_pods(slots, episodes, current.now, observed.sandboxes),
+        + surplus_episode_pods(slots, episodes, current.now, observed.sandboxes, observed.demands),
         requeue_after=_sooner(decided.requeue_after, SANDBOX_LOOK_SECONDS)
         if waits
         else decided.requeue_after,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from sluice.weight_store.manifest import VersionId
 from sluice.wire.membership import HEARTBEAT_SECONDS
+from sluice.wire.v1 import rendezvous_pb2 as pb
 
 # Limit for all members together. A heartbeat costs the service 0.2 ms.
 HEARTBEATS_PER_SECOND = 64.0
@@ -50,6 +51,8 @@ class MemberEntry:
     synchronising: bool = False
     # Weights from the store that the worker has loaded into its engine; None: none.
     loaded: VersionId | None = None
+    # Pods that the worker's episodes wait for; None unless rows name the images of pods.
+    episode_pods: pb.EpisodePodDemand | None = None
 
     @property
     def key(self) -> tuple[str, int]:

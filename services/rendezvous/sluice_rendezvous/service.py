@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import grpc
 import grpc.aio
@@ -46,6 +46,8 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         self._member_timeout = member_timeout
         self._streams: dict[tuple[str, int], asyncio.Event] = {}
         self._arrivals: dict[str, asyncio.Event] = {}
+        # The operator's last report of pods of episodes, by name of their worker.
+        self._episode_pods: Mapping[str, pb.EpisodePodStates] = {}
         self._log = logs.get()
 
     async def Join(
@@ -95,6 +97,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 beat = message.heartbeat
                 entry.last_heartbeat = time.monotonic()
                 entry.state, entry.gauges = beat.state, beat.gauges
+                entry.episode_pods = beat.episode_pods if beat.HasField("episode_pods") else None
                 self.device_time.state(entry, entry.last_heartbeat)
                 if entry.role != "rollout":
                     entry.version = beat.version
@@ -124,6 +127,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 sources=self.registry.sources,
                 protocol=protocol.PROTOCOL,
                 published=self._published(entry),
+                episode_pods=self._episode_pods_of(entry),
             )
             if message != sent:
                 yield message
@@ -135,6 +139,10 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         if newest is None or entry.role != "rollout":
             return None
         return pb.StoredWeights(version=newest.version, attempt=newest.attempt)
+
+    def _episode_pods_of(self, entry: MemberEntry) -> Sequence[pb.EpisodePodState]:
+        reported = self._episode_pods.get(entry.name)
+        return reported.pods if reported and entry.role == "rollout" else ()
 
     async def AddressBook(
         self, request: pb.AddressBookRequest, context: grpc.aio.ServicerContext
@@ -235,6 +243,21 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             version=self.registry.version,
             entries=entries,
             device_seconds=seconds if joiners_to is None else {},
+        )
+
+    async def EpisodePods(
+        self, request: pb.EpisodePodsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EpisodePodsResponse:
+        before, self._episode_pods = self._episode_pods, request.states
+        for name in {*before, *request.states}:
+            if before.get(name) != request.states.get(name):
+                self._wake((name, 0))
+        return pb.EpisodePodsResponse(
+            workers=[
+                pb.WorkerDemand(name=entry.name, attempt=entry.attempt, demand=entry.episode_pods)
+                for entry in self.registry.members("rollout")
+                if entry.episode_pods is not None
+            ]
         )
 
     async def expire_forever(self) -> None:

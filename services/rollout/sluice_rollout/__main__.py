@@ -31,7 +31,7 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
 from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient
-from sluice_rollout.environments.pods import EpisodePods
+from sluice_rollout.environments.pods import EpisodePods, RowImages
 from sluice_rollout.environments.verifying import VerifierRules
 from sluice_rollout.gateway.registry import EpisodeRegistry, PodAddress
 from sluice_rollout.generate import Generator
@@ -141,7 +141,9 @@ def _episode_pods(env: Environment, spec: RLJobSpec) -> EpisodePods | None:
     command = f"kubectl describe pods -n {job.namespace} -l sluice.dev/job-name={job.name}"
     verifier = environment.verifier if environment else None
     rules = VerifierRules.for_job(verifier, spec) if verifier else None
-    return EpisodePods.create(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, command, rules)
+    images = RowImages.for_job(environment) if environment else None
+    token = env.variables["SLUICE_EPISODE_TOKEN"]
+    return EpisodePods.create(token, POD_SECONDS, command, rules, images)
 
 
 async def _completed(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool:
@@ -189,7 +191,8 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
             "finished_samples": maker.finished_samples,
             "generated_tokens": maker.generated_tokens,
         }
-        beat = rendezvous_pb2.Heartbeat(state=state, gauges=gauges)
+        demand = pods.demand() if pods else None
+        beat = rendezvous_pb2.Heartbeat(state=state, gauges=gauges, episode_pods=demand)
         if stored:
             stored.report(beat)
         return beat
@@ -216,8 +219,9 @@ async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None
     submitter = Submitter(spec, parts.buffer, parts.code.dynamic_filter)
     load = Load(synchronous=spec.rollout.mode == "sync")
     readiness.worker = worker = Worker(
-        spec, engine, maker, submitter, parts.buffer, membership, load=load, stored_weights=stored
-    )
+        spec, engine, maker, submitter, parts.buffer, membership, load=load, stored_weights=stored,
+        episode_pods=pods,
+    )  # fmt: skip
     try:
         async with registry, membership:
             await worker.run(stop)

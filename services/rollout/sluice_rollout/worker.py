@@ -30,6 +30,7 @@ from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient
+from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.generate import REQUESTS
 from sluice_rollout.group import GroupMaker
 from sluice_rollout.health import EngineHealth, EngineLostError
@@ -69,6 +70,8 @@ class Worker:
     load: Load = field(default_factory=Load)
     # Brings weights to the engine; None if the trainer does.
     stored_weights: StoredWeights | None = None
+    # Pods of the job's episodes, if there are any.
+    episode_pods: EpisodePods | None = None
     # Groups in work, by lease id.
     leased_groups: dict[str, LeasedGroup] = field(default_factory=dict)
     # Why this worker must end; None if it was not lost.
@@ -131,6 +134,9 @@ class Worker:
                 ]
                 if self.stored_weights:
                     helpers.append(tasks.create_task(self.stored_weights.run()))
+                if self.episode_pods:
+                    following = self.episode_pods.follow(self.membership)
+                    helpers.append(tasks.create_task(following))
                 leasing = tasks.create_task(self._lease_forever(tasks))
                 await self._ending.wait()
                 leasing.cancel()

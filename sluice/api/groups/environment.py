@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sluice import container_images
 from sluice.api.schema.base import FreeForm, Model, PositiveFloat, PositiveInt
 from sluice.api.schema.kubernetes_fields import NetworkPolicyPeer, PodTemplate
 from sluice.api.schema.paths import CommandWord, UserFunction
@@ -34,6 +35,8 @@ REWARDED = written(
     lambda spec: spec.rewarded,
 )
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
+_RowImage = Annotated[str, Field(min_length=1, max_length=4096, pattern=container_images.PATTERN)]
+_AllowedImage = Annotated[str, Field(max_length=512, pattern=container_images.ALLOWED_PATTERN)]
 _Value = Annotated[str, Field(max_length=65536)]
 _PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _RESERVED = rf"^(SLUICE_.*|{'|'.join(GATEWAY_VARIABLES)})$"
@@ -163,10 +166,10 @@ class Verifier(Model):
         description="The verifier and its arguments, word by word, as in "
         "`environment.command`. It writes its reward to `result.json`."
     )
-    image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+    image: _RowImage | None = Field(
         None,
         description="Image of the verifier, if episodes are pods. It runs in pods of its "
-        "own. Default: `environment.image`.",
+        "own, and may be the row's. Default: `environment.image`.",
     )
     pods: PositiveInt = Field(
         4, description="Number of verifier pods of one engine, if episodes are pods."
@@ -184,6 +187,14 @@ class Verifier(Model):
         description="Pod template, merged over that of sluice (strategic merge), if episodes "
         "are pods. The container is `verifier`.",
     )
+
+
+# On an environment: the image of its episodes, or of its verifier, refers to the row.
+_FROM_ROW = written(
+    "(has(self.image) && self.image.contains('{metadata.') || has(self.verifier) && "
+    "has(self.verifier.image) && self.verifier.image.contains('{metadata.'))",
+    lambda environment: environment.has_row_images,
+)
 
 
 class EpisodeSandbox(Model):
@@ -212,11 +223,23 @@ class RolloutEnvironment(Model):
         default_factory=dict,
         description="Environment variables of the program, which inherits few of the worker's.",
     )
-    image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+    image: _RowImage | None = Field(
         None,
         description="On a cluster each episode is a pod of this image, which has the program "
-        "and `/bin/sh`. On a laptop the program runs without it, or in a container of it "
-        "with `sluice run --containers`.",
+        "and `/bin/sh`. `{metadata.KEY}` stands for a text of the row: each row then has its own "
+        "image. On a laptop the program runs without it, or in a container of it with "
+        "`sluice run --containers`.",
+    )
+    allowed_images: Annotated[list[_AllowedImage], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Images that rows may name: `ghcr.io/me/` allows all images below it, "
+        "`ghcr.io/me/app` allows that image with any tag or digest. Required if an image refers "
+        "to the row. Names without a registry are of Docker Hub.",
+    )
+    image_timeout_seconds: PositiveFloat = Field(
+        600.0,
+        description="Time to pull the image of a row, in seconds. After that the sample fails "
+        "with the registry's message.",
     )
     pods: PositiveInt = Field(
         8,
@@ -244,6 +267,16 @@ class RolloutEnvironment(Model):
         description="Program that judges what `command` leaves in its directory `artifacts`. "
         "The program then does not see the label, and its `result.json` is not read.",
     )
+
+    @property
+    def has_row_images(self) -> bool:
+        """True if pods of the job have images that rows name."""
+        return any(map(container_images.is_from_row, (self.image, self.verifier_image)))
+
+    @property
+    def verifier_image(self) -> str | None:
+        """Image of the verifier's pods; None if there are none."""
+        return (self.verifier.image or self.image) if self.verifier else None
 
     @property
     def gives_rewards(self) -> bool:
@@ -280,6 +313,13 @@ class RolloutEnvironment(Model):
             "env: expected names of variables that sluice does not set itself: not SLUICE_..., "
             f"{', '.join(GATEWAY_VARIABLES)}",
             "env",
+        ),
+        requires(
+            _FROM_ROW,
+            field("allowedImages").is_set,
+            "image refers to the row, which is input from outside: list the images or registries "
+            "that rows may name in allowedImages, such as ghcr.io/me/",
+            "allowedImages",
         ),
         requires(
             any_set("template", "egressTo", "sandbox"),

@@ -73,7 +73,7 @@ class MemberMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Member, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., sources: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("state", "version", "gauges", "loaded")
+    __slots__ = ("state", "version", "gauges", "loaded", "episode_pods")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,11 +85,78 @@ class Heartbeat(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GAUGES_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_PODS_FIELD_NUMBER: _ClassVar[int]
     state: str
     version: int
     gauges: _containers.ScalarMap[str, float]
     loaded: StoredWeights
-    def __init__(self, state: _Optional[str] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., loaded: _Optional[_Union[StoredWeights, _Mapping]] = ...) -> None: ...
+    episode_pods: EpisodePodDemand
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., loaded: _Optional[_Union[StoredWeights, _Mapping]] = ..., episode_pods: _Optional[_Union[EpisodePodDemand, _Mapping]] = ...) -> None: ...
+
+class EpisodePodDemand(_message.Message):
+    __slots__ = ("waiting", "joined")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    waiting: _containers.RepeatedCompositeFieldContainer[ImageDemand]
+    joined: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, waiting: _Optional[_Iterable[_Union[ImageDemand, _Mapping]]] = ..., joined: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ImageDemand(_message.Message):
+    __slots__ = ("role", "image", "pods")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    image: str
+    pods: int
+    def __init__(self, role: _Optional[str] = ..., image: _Optional[str] = ..., pods: _Optional[int] = ...) -> None: ...
+
+class EpisodePodState(_message.Message):
+    __slots__ = ("pod", "image", "image_id", "error")
+    POD_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    pod: str
+    image: str
+    image_id: str
+    error: str
+    def __init__(self, pod: _Optional[str] = ..., image: _Optional[str] = ..., image_id: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class EpisodePodsRequest(_message.Message):
+    __slots__ = ("states",)
+    class StatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: EpisodePodStates
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[EpisodePodStates, _Mapping]] = ...) -> None: ...
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.MessageMap[str, EpisodePodStates]
+    def __init__(self, states: _Optional[_Mapping[str, EpisodePodStates]] = ...) -> None: ...
+
+class EpisodePodStates(_message.Message):
+    __slots__ = ("pods",)
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    pods: _containers.RepeatedCompositeFieldContainer[EpisodePodState]
+    def __init__(self, pods: _Optional[_Iterable[_Union[EpisodePodState, _Mapping]]] = ...) -> None: ...
+
+class EpisodePodsResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerDemand]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerDemand, _Mapping]]] = ...) -> None: ...
+
+class WorkerDemand(_message.Message):
+    __slots__ = ("name", "attempt", "demand")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    attempt: int
+    demand: EpisodePodDemand
+    def __init__(self, name: _Optional[str] = ..., attempt: _Optional[int] = ..., demand: _Optional[_Union[EpisodePodDemand, _Mapping]] = ...) -> None: ...
 
 class StoredWeights(_message.Message):
     __slots__ = ("version", "attempt")
@@ -100,7 +167,7 @@ class StoredWeights(_message.Message):
     def __init__(self, version: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("admitted", "version", "dropped", "heartbeat_seconds", "sources", "protocol", "published")
+    __slots__ = ("admitted", "version", "dropped", "heartbeat_seconds", "sources", "protocol", "published", "episode_pods")
     class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +182,7 @@ class ServerMessage(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_PODS_FIELD_NUMBER: _ClassVar[int]
     admitted: bool
     version: int
     dropped: str
@@ -122,7 +190,8 @@ class ServerMessage(_message.Message):
     sources: _containers.ScalarMap[str, int]
     protocol: int
     published: StoredWeights
-    def __init__(self, admitted: _Optional[bool] = ..., version: _Optional[int] = ..., dropped: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., sources: _Optional[_Mapping[str, int]] = ..., protocol: _Optional[int] = ..., published: _Optional[_Union[StoredWeights, _Mapping]] = ...) -> None: ...
+    episode_pods: _containers.RepeatedCompositeFieldContainer[EpisodePodState]
+    def __init__(self, admitted: _Optional[bool] = ..., version: _Optional[int] = ..., dropped: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., sources: _Optional[_Mapping[str, int]] = ..., protocol: _Optional[int] = ..., published: _Optional[_Union[StoredWeights, _Mapping]] = ..., episode_pods: _Optional[_Iterable[_Union[EpisodePodState, _Mapping]]] = ...) -> None: ...
 
 class AddressBookRequest(_message.Message):
     __slots__ = ("role", "at_least", "attempt", "wait_seconds")

@@ -61,6 +61,11 @@ class RendezvousStub:
                 request_serializer=sluice_dot_v1_dot_rendezvous__pb2.GetLedgerRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_rendezvous__pb2.Ledger.FromString,
                 _registered_method=True)
+        self.EpisodePods = channel.unary_unary(
+                '/sluice.v1.Rendezvous/EpisodePods',
+                request_serializer=sluice_dot_v1_dot_rendezvous__pb2.EpisodePodsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_rendezvous__pb2.EpisodePodsResponse.FromString,
+                _registered_method=True)
 
 
 class RendezvousServicer:
@@ -103,6 +108,14 @@ class RendezvousServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EpisodePods(self, request, context):
+        """For the operator, if rows name the images of pods: reports the state of these pods, which their workers hear, and
+        returns the pods that workers wait for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RendezvousServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +143,11 @@ def add_RendezvousServicer_to_server(servicer, server):
                     servicer.GetLedger,
                     request_deserializer=sluice_dot_v1_dot_rendezvous__pb2.GetLedgerRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_rendezvous__pb2.Ledger.SerializeToString,
+            ),
+            'EpisodePods': grpc.unary_unary_rpc_method_handler(
+                    servicer.EpisodePods,
+                    request_deserializer=sluice_dot_v1_dot_rendezvous__pb2.EpisodePodsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_rendezvous__pb2.EpisodePodsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +287,33 @@ class Rendezvous:
             '/sluice.v1.Rendezvous/GetLedger',
             sluice_dot_v1_dot_rendezvous__pb2.GetLedgerRequest.SerializeToString,
             sluice_dot_v1_dot_rendezvous__pb2.Ledger.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EpisodePods(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.Rendezvous/EpisodePods',
+            sluice_dot_v1_dot_rendezvous__pb2.EpisodePodsRequest.SerializeToString,
+            sluice_dot_v1_dot_rendezvous__pb2.EpisodePodsResponse.FromString,
             options,
             channel_credentials,
             insecure,

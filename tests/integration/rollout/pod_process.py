@@ -28,7 +28,12 @@ class Pod:
     worker: str
     command: Sequence[str]
     role: str = EPISODE
+    image: str = ""  # of the row
     model: int = field(default_factory=free_port)
+
+    @property
+    def name(self) -> str:
+        return f"job-{self.role}-0-1-0-1"
 
     def __enter__(self) -> Pod:
         self.directory.mkdir()
@@ -44,9 +49,10 @@ class Pod:
             | {
                 "SLUICE_WORKER": self.worker,
                 "SLUICE_EPISODE_TOKEN": TOKEN,
-                "SLUICE_POD": f"job-{self.role}-0-1-0-1",
+                "SLUICE_POD": self.name,
                 "SLUICE_ROLE": self.role,
                 "SLUICE_PORT_MODEL": str(self.model),
+                "SLUICE_IMAGE": self.image,
             },
         )
         base = f"http://{LOOPBACK}:{self.model}/v1"

@@ -25,7 +25,7 @@ _POD_STATUS = ("phase", "reason", "message", "startTime", "podIP")
 _POD_LISTS = {
     "conditions": ("type", "status", "reason", "message"),
     "initContainerStatuses": ("name", "state", "lastState"),
-    "containerStatuses": ("name", "state", "lastState"),
+    "containerStatuses": ("name", "state", "lastState", "imageID"),
 }
 GRAVES_SECONDS = 600.0
 
@@ -147,13 +147,14 @@ def lean_sandbox(sandbox: KubeObject) -> KubeObject:
     """Return the parts of a Sandbox that the planner reads, without the pod template."""
     conditions = (sandbox.get("status") or {}).get("conditions") or []
     kept = [_only(condition, _POD_LISTS["conditions"]) for condition in conditions]
-    metadata = _only(sandbox["metadata"], _POD_METADATA)
+    metadata = _only(sandbox["metadata"], _POD_METADATA) | _annotations(sandbox)
     return compact({"kind": names.SANDBOX, "metadata": metadata, "status": {"conditions": kept}})
 
 
 def _annotations(pod: KubeObject) -> KubeObject:
-    # Only the annotation that the planner reads; others may be large.
-    kept = _only(pod["metadata"].get("annotations") or {}, (names.ENDS_GROUP,))
+    # Only annotations that the planner reads; others may be large.
+    annotations = pod["metadata"].get("annotations") or {}
+    kept = _only(annotations, (names.ENDS_GROUP, names.ROW_IMAGE))
     return {"annotations": kept} if kept else {}
 
 

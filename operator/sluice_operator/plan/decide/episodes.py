@@ -5,19 +5,24 @@ pod after another, and each pod plays or judges one episode. Pods that wait for 
 warm pool, so a slot is filled again as soon as its pod has ended. No slot is filled before the
 worker that its pod joins has an address. A Sandbox that has no pod yet counts as the pod that it
 makes.
+
+If rows name the images of pods, no pod waits for an episode of any image. A worker tells which
+images its episodes wait for, and which pods have joined it. Pods that have not joined yet are
+coming, so only the difference is created.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import RLJob
+from sluice.container_images import is_from_row
 from sluice_operator.plan.decide.deletion import deletions
 from sluice_operator.plan.facts import names, podstate
-from sluice_operator.plan.facts.model import Deletion, KubeObject
+from sluice_operator.plan.facts.model import NO_DEMANDS, Deletion, KubeObject, WorkerDemands
 
 SlotKey = tuple[str, int, int, int]  # role, replica, attempt and index
 
@@ -43,10 +48,15 @@ class EpisodeSlot:
 
 @dataclass(frozen=True, slots=True)
 class EpisodePod:
-    """The next pod of a slot. number: how many pods the slot has had with it."""
+    """The next pod of a slot.
+
+    number: how many pods the slot has had with it. image: that of the row; empty if the job names
+    the image.
+    """
 
     slot: EpisodeSlot
     number: int
+    image: str = ""
 
 
 def split_episodes(
@@ -87,15 +97,83 @@ def _worker_address(pod: KubeObject) -> str:
 
 
 def missing_episode_pods(
-    slots: Sequence[EpisodeSlot], episodes: Sequence[KubeObject]
+    job: RLJob,
+    slots: Sequence[EpisodeSlot],
+    episodes: Sequence[KubeObject],
+    demands: WorkerDemands = NO_DEMANDS,
 ) -> list[EpisodePod]:
-    """Return the pods to create: one for each slot without a pod that goes on."""
+    """Return the pods to create: one for each slot without a pod that goes on.
+
+    If rows name the images of pods, only as many as their worker waits for.
+
+    Parameters
+    ----------
+    job
+        The job.
+    slots
+        All slots of the job.
+    episodes
+        Its pods of episodes and verifiers.
+    demands
+        The pods that workers wait for.
+
+    """
     pods_by_slot = _by_slot(episodes)
-    return [
-        EpisodePod(slot, 1 + max(map(podstate.number, pods), default=0))
-        for slot in slots
-        if not any(map(_goes_on, pods := pods_by_slot[slot.key]))
-    ]
+    images = _images_needed(episodes, demands)
+    missing = []
+    for slot in slots:
+        pods = pods_by_slot[slot.key]
+        if any(map(_goes_on, pods)):
+            continue
+        image = ""
+        if has_row_image(job, slot.role):
+            needed = images[slot.role, slot.replica, slot.attempt]
+            if not needed:
+                continue
+            image = needed.pop(0)
+        number = 1 + max(map(podstate.number, pods), default=0)
+        missing.append(EpisodePod(slot, number, image))
+    return missing
+
+
+def has_row_image(job: RLJob, role: str) -> bool:
+    """Return True if rows name the image of the pods of this role."""
+    environment = job.spec.rollout.environment
+    if environment is None:
+        return False
+    image = environment.verifier_image if role == names.VERIFIER else environment.image
+    return is_from_row(image)
+
+
+def _images_needed(
+    episodes: Sequence[KubeObject], demands: WorkerDemands
+) -> defaultdict[tuple[str, int, int], list[str]]:
+    """Return the image of each pod that no pod is coming for, by role, replica and attempt."""
+    coming = Counter(
+        (podstate.role(pod), podstate.row_image(pod), podstate.replica(pod), podstate.attempt(pod))
+        for pod in episodes
+        if _goes_on(pod) and podstate.name(pod) not in _joined(pod, demands)
+    )
+    needed = defaultdict[tuple[str, int, int], list[str]](list)
+    for (replica, attempt), demand in demands.items():
+        for role, image, count in demand.waiting:
+            missing = count - coming[role, image, replica, attempt]
+            needed[role, replica, attempt] += [image] * missing
+    return needed
+
+
+def _joined(pod: KubeObject, demands: WorkerDemands) -> frozenset[str]:
+    demand = demands.get((podstate.replica(pod), podstate.attempt(pod)))
+    return demand.joined if demand else frozenset()
+
+
+def _is_unwanted(pod: KubeObject, demands: WorkerDemands) -> bool:
+    """Return True if a pod of a row's image has not started, and no episode waits for it now."""
+    image, worker = podstate.row_image(pod), (podstate.replica(pod), podstate.attempt(pod))
+    if not image or worker not in demands or podstate.name(pod) in demands[worker].joined:
+        return False
+    wanted = {(role, image) for role, image, _ in demands[worker].waiting}
+    return not podstate.is_running(pod) and (podstate.role(pod), image) not in wanted
 
 
 def surplus_episode_pods(
@@ -103,6 +181,7 @@ def surplus_episode_pods(
     episodes: Sequence[KubeObject],
     now: datetime,
     sandboxes: Sequence[KubeObject] = (),
+    demands: WorkerDemands = NO_DEMANDS,
 ) -> tuple[Deletion, ...]:
     """Delete episode pods that have ended, and those whose worker is gone.
 
@@ -117,10 +196,16 @@ def surplus_episode_pods(
     sandboxes
         The job's Sandboxes. A pod that one of them made is deleted with it, because the Sandbox
         would create the pod again.
+    demands
+        The pods that workers wait for.
 
     """
     kept = {slot.key for slot in slots}
-    gone = [pod for pod in episodes if _key(pod) not in kept or not _goes_on(pod)]
+    gone = [
+        pod
+        for pod in episodes
+        if _key(pod) not in kept or not _goes_on(pod) or _is_unwanted(pod, demands)
+    ]
     makers = {
         podstate.name(sandbox) for sandbox in sandboxes if not podstate.is_terminating(sandbox)
     }

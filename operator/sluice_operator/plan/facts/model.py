@@ -43,6 +43,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDemand:
+    """The pods that a worker waits for, if rows name the images of pods."""
+
+    waiting: tuple[tuple[str, str, int], ...] = ()  # role, image, number of episodes that wait
+    joined: frozenset[str] = frozenset()  # names of the pods that have joined the worker
+
+
+WorkerDemands = Mapping[tuple[int, int], WorkerDemand]  # by replica and attempt of the worker
+NO_DEMANDS: WorkerDemands = {}
+
+
+@dataclass(frozen=True, slots=True)
 class KubeletWarning:
     """The latest warning of a kubelet about a pod that does not start."""
 
@@ -71,6 +83,8 @@ class Observed:
     objects: Mapping[tuple[str, str], KubeObject] = field(default_factory=dict)
     status: RLJobStatus | None = None  # the stored one
     progress: Progress | None = None  # None while the buffer does not answer
+    # Pods that workers wait for; empty unless rows name the images of pods.
+    demands: WorkerDemands = field(default_factory=dict)
     absent_kinds: frozenset[str] = frozenset()  # kinds that this cluster does not serve
     operator_namespace: str | None = None  # None if the operator does not run in a cluster
     warned: Mapping[str, KubeletWarning] = field(default_factory=dict)  # by pod name

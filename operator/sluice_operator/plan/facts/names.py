@@ -78,6 +78,8 @@ EPISODES = EPISODE, VERIFIER = episode_protocol.EPISODE, episode_protocol.VERIFI
 EPISODE_DIR = f"{ROOT}/episode"
 # On an episode's pod: how many pods its slot has had.
 LABEL_NUMBER = f"{GROUP}/number"
+# Annotation: the image of an episode's pod, if its row names it.
+ROW_IMAGE = f"{GROUP}/row-image"
 # The object that owns others. Functions that take one name objects of jobs and pools alike.
 Owner = RLJob | RLEnginePool
 

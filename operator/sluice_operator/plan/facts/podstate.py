@@ -31,6 +31,7 @@ from sluice_operator.plan.facts.names import (
     LABEL_QUEUE,
     LABEL_REPLICA,
     LABEL_ROLE,
+    ROW_IMAGE,
     SANDBOX,
     SANDBOX_GROUP,
 )
@@ -102,6 +103,11 @@ def index(pod: KubeObject) -> int:
 def number(pod: KubeObject) -> int:
     """Return how many pods the slot of an episode pod has had, including this one."""
     return int(labels(pod).get(LABEL_NUMBER, 0))
+
+
+def row_image(pod: KubeObject) -> str:
+    """Return the image of an episode pod as its row names it; empty if the job names it."""
+    return str((pod["metadata"].get("annotations") or {}).get(ROW_IMAGE, ""))
 
 
 def address(pod: KubeObject) -> str:

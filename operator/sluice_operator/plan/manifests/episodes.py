@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.groups.environment import RolloutEnvironment, Verifier
+from sluice.api.groups.environment import RolloutEnvironment
 from sluice.samples.episode_protocol import ARTIFACTS, SHELL
 from sluice_operator.plan.decide.episodes import EpisodePod
 from sluice_operator.plan.facts import names
@@ -41,13 +41,16 @@ def episode_pod(job: RLJob, pod: EpisodePod, images: Images) -> KubeObject:
     assert environment is not None
     identity = _identity(job, pod)
     if role == names.EPISODE:
-        program, template = _program(job, environment), environment.template
+        image = pod.image or environment.image
+        program, template = _program(job, environment, image), environment.template
     else:
         verifier = environment.verifier
         assert verifier is not None
-        program, template = _verifier(environment, verifier), verifier.template
+        image = pod.image or environment.verifier_image
+        program = _container(names.VERIFIER, image, verifier.command, {})
+        template = verifier.template
     base: dict[str, Any] = {
-        "metadata": {"labels": {}},
+        "metadata": {"labels": {}, **_annotations(pod)},
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": GRACE[role],
@@ -85,6 +88,10 @@ def _identity(job: RLJob, pod: EpisodePod) -> dict[str, Any]:
     return names.metadata(job, f"{name}-{pod.number}", labels)
 
 
+def _annotations(pod: EpisodePod) -> dict[str, Any]:
+    return {"annotations": {names.ROW_IMAGE: pod.image}} if pod.image else {}
+
+
 def _sidecar(job: RLJob, pod: EpisodePod, name: str, images: Images) -> dict[str, Any]:
     """Return the sidecar of the pod of this name."""
     worker = f"[{pod.slot.worker}]" if ":" in pod.slot.worker else pod.slot.worker
@@ -94,7 +101,7 @@ def _sidecar(job: RLJob, pod: EpisodePod, name: str, images: Images) -> dict[str
         "SLUICE_ROLE": pod.slot.role,
         "SLUICE_EPISODE": names.EPISODE_DIR,
         "SLUICE_PORT_MODEL": str(names.PORTS["model"]),
-    }
+    } | ({"SLUICE_IMAGE": pod.image} if pod.image else {})
     return {
         "name": "sidecar",
         "image": images.rollout,
@@ -110,7 +117,7 @@ def _sidecar(job: RLJob, pod: EpisodePod, name: str, images: Images) -> dict[str
     }
 
 
-def _program(job: RLJob, environment: RolloutEnvironment) -> dict[str, Any]:
+def _program(job: RLJob, environment: RolloutEnvironment, image: str | None) -> dict[str, Any]:
     model = f"http://127.0.0.1:{names.PORTS['model']}"
     settings = {
         "OPENAI_BASE_URL": f"{model}/v1",
@@ -121,12 +128,7 @@ def _program(job: RLJob, environment: RolloutEnvironment) -> dict[str, Any]:
         "SLUICE_MODEL": PurePosixPath(model_path(job)).name,
         **environment.env,
     }
-    return _container(names.EPISODE, environment.image, environment.command or [], settings)
-
-
-def _verifier(environment: RolloutEnvironment, verifier: Verifier) -> dict[str, Any]:
-    image = verifier.image or environment.image
-    return _container(names.VERIFIER, image, verifier.command, {})
+    return _container(names.EPISODE, image, environment.command or [], settings)
 
 
 def _container(

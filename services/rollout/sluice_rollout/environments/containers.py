@@ -16,10 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sluice.api.groups.environment import GATEWAY_VARIABLES
+from sluice.api.groups.environment import GATEWAY_VARIABLES, RolloutEnvironment
+from sluice.container_images import RowImageError, image_of_row, is_from_row
 from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt
 from sluice_rollout.environments import inputs, orphan_reaper, process
 from sluice_rollout.environments.process import ProgramExit
+from sluice_rollout.episode import PlayFailedError
 
 ENGINE = "SLUICE_CONTAINERS"  # variable of the worker that names podman or docker
 _PULL_SECONDS = 1800.0
@@ -30,18 +33,40 @@ class Containers:
     """Runs programs of an image."""
 
     engine: str  # "podman" or "docker"
-    image: str
+    image: str  # may refer to the row
+    allowed: Sequence[str] = ()  # images that rows may name
+    seconds: float = _PULL_SECONDS  # time to pull an image
+
+    async def for_row(self, prompt: Prompt, directory: str) -> Containers:
+        """Return containers of the row's image, which is pulled if it is missing.
+
+        Raises PlayFailedError if the row names no image that can be used.
+        """
+        if not is_from_row(self.image):
+            return self
+        try:
+            image = image_of_row(self.image, prompt.metadata, self.allowed)
+            containers = replace(self, image=image)
+            await containers.check(directory)
+        except (RowImageError, ConfigurationError) as error:
+            raise PlayFailedError("image", f"cannot have its image: {error}") from error
+        return containers
 
     async def check(self, directory: str) -> None:
-        """Pull the image if it is missing. Raises ConfigurationError."""
+        """Pull the image if it is missing. Raises ConfigurationError.
+
+        An image that rows name is pulled for its first episode.
+        """
+        if is_from_row(self.image):
+            return
         if not (await self._call(directory, "image", "inspect", self.image)).status:
             return
         try:
-            async with asyncio.timeout(_PULL_SECONDS):
+            async with asyncio.timeout(self.seconds):
                 pulled = await self._call(directory, "pull", self.image)
         except TimeoutError:
             raise ConfigurationError(
-                f"{self._failed} within {_PULL_SECONDS:g} s: pull it, then run the job again"
+                f"{self._failed} within {self.seconds:g} s: pull it, then run the job again"
             ) from None
         if pulled.status:
             raise ConfigurationError(f"{self._failed}: `{self.engine} pull` {pulled.failure}")
@@ -111,10 +136,13 @@ def _without_hint(errors: str) -> str:
     return re.sub(r"^(See|Run) 'docker run --help'.*$", "", errors, flags=re.MULTILINE).rstrip()
 
 
-def local_containers(image: str | None) -> Containers | None:
-    """Return containers for an image if `sluice run --containers` asks for them, else None."""
-    engine = os.environ.get(ENGINE)
-    return Containers(engine, image) if engine and image else None
+def local_containers(environment: RolloutEnvironment) -> Containers | None:
+    """Return containers for programs if `sluice run --containers` asks for them, else None."""
+    engine, image = os.environ.get(ENGINE), environment.image
+    if not engine or not image:
+        return None
+    allowed, seconds = environment.allowed_images, environment.image_timeout_seconds
+    return Containers(engine, image, allowed, seconds if is_from_row(image) else _PULL_SECONDS)
 
 
 def _is_internal(name: str) -> bool:

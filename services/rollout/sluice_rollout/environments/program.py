@@ -171,16 +171,19 @@ class Program:
 
     async def _runner(self, episode: Episode) -> Run:
         """Return the function that runs the program. This does not count as the program's time."""
+        if self.containers:
+            with episode.time_limit.stopped():
+                containers = await self.containers.for_row(episode.prompt, self._directory)
+            return partial(containers.run, self.command)
         if self.fork_server is None:
-            run = self.containers.run if self.containers else process.run
-            return partial(run, self.command)
+            return partial(process.run, self.command)
         with episode.time_limit.stopped():
             return await self.fork_server.ready(self._directory)
 
 
 def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     """Make the program of a job. Raises ConfigurationError if it cannot be run here."""
-    if containers := local_containers(environment.image):
+    if containers := local_containers(environment):
         return _in_containers(containers, environment, spec)
     variables = inputs.inherited_variables(os.environ, environment.env)
     fork_server = _fork_server(environment, spec, variables)

@@ -11,7 +11,7 @@ from typing import Any
 from sluice import input_checks
 from sluice.input_checks import InputError, load_json
 from sluice.rewards.types import RewardValue, shown
-from sluice.samples.episode_protocol import MOST_RESULT_BYTES, RESULT
+from sluice.samples.episode_protocol import IMAGE_KEYS, MOST_RESULT_BYTES, RESULT
 from sluice.samples.turns import BRANCH_TURNS, TURNS
 
 _FIELDS = ("reward", "metadata", "rewards", "turn_rewards")
@@ -58,7 +58,7 @@ def parse(document: Any) -> Result:
             f"{shown(document)}"
         )
     metadata = _object(document, "metadata")
-    if reserved := metadata.keys() & {TURNS, BRANCH_TURNS}:
+    if reserved := metadata.keys() & {TURNS, BRANCH_TURNS, *IMAGE_KEYS.values()}:
         raise ResultError(f"{RESULT}: metadata.{min(reserved)} is reserved: take another name")
     turn_rewards = document.get("turn_rewards") or {}
     by_seat = (

@@ -1,11 +1,11 @@
 """The sidecar container (`python -m sluice_rollout.environments.sidecar`) of an episode pod.
 
-It runs in pods of episodes and of verifiers. It joins a worker as soon as it starts, and waits for
-an episode: such pods are the warm pool. Then it writes the row, for which the shell of the user's
-container waits. The program finds its model at an address that only this pod can reach. The sidecar
-adds the episode's key to its requests, so that the program never holds the key. When the program
-ends, the sidecar sends what it left, and ends as well. It also ends when the worker says that the
-episode is over; the operator then deletes the pod.
+It runs in pods of episodes and of verifiers. It joins a worker once the user's container has
+started, and waits for an episode: such pods are the warm pool. Then it writes the row, for which
+the shell of the user's container waits. The program finds its model at an address that only this
+pod can reach. The sidecar adds the episode's key to its requests, so that the program never holds
+the key. When the program ends, the sidecar sends what it left, and ends as well. It also ends when
+the worker says that the episode is over; the operator then deletes the pod.
 
 It does not use the Kubernetes API, and needs no service account.
 """
@@ -51,6 +51,7 @@ class Settings:
     role: str  # episode or verifier
     directory: Path  # shared with the user's container
     port: int | None  # of the model, on the pod's loopback; None for a verifier
+    image: str = ""  # of the row; empty if the job names the image
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Settings:
@@ -63,6 +64,7 @@ class Settings:
             role,
             Path(variables["SLUICE_EPISODE"]),
             int(variables["SLUICE_PORT_MODEL"]) if role == wire.EPISODE else None,
+            variables.get("SLUICE_IMAGE", ""),
         )
 
 
@@ -77,6 +79,11 @@ class Sidecar:
 
     async def run(self) -> None:
         """Play one episode. Raises OSError or ClientError if the worker cannot be joined."""
+        # The image of the user's container may still be pulled, for as long as that takes.
+        started = self._until_exists(self.settings.directory / wire.STARTED)
+        await self._unless_stopped(started)
+        if self.stop.is_set():
+            return
         async with await self._join() as socket:
             if assignment := await self._next(socket):
                 await self._play(socket, assignment)
@@ -88,7 +95,11 @@ class Sidecar:
             try:
                 return await self.session.ws_connect(
                     f"{self.settings.worker}{wire.PATH}",
-                    params={"pod": self.settings.pod, "role": self.settings.role},
+                    params={
+                        "pod": self.settings.pod,
+                        "role": self.settings.role,
+                        "image": self.settings.image,
+                    },
                     headers={"Authorization": f"Bearer {self.settings.token}"},
                     heartbeat=wire.HEARTBEAT_SECONDS,
                     max_msg_size=wire.MOST_BYTES,
@@ -119,7 +130,7 @@ class Sidecar:
         new = directory / f"{wire.ROW}.new"
         new.write_text(json.dumps(assignment["row"]))
         new.rename(directory / wire.ROW)  # atomic, because the shell may look at any time
-        ended = asyncio.create_task(self._until_status(directory / wire.STATUS))
+        ended = asyncio.create_task(self._until_exists(directory / wire.STATUS))
         over = asyncio.create_task(
             socket.receive()
         )  # the worker sends no other message: this is the end
@@ -133,7 +144,7 @@ class Sidecar:
         with contextlib.suppress(ConnectionError):
             await socket.send_json(left)
 
-    async def _until_status(self, file: Path) -> None:
+    async def _until_exists(self, file: Path) -> None:
         while not file.exists():
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from sluice_rollout.environments.process import ProgramExit
 from sluice_rollout.episode import Episode, PlayFailedError
 
 REASON = "verifier"
+Run = Callable[[Sequence[str], str, Mapping[str, str]], Awaitable[ProgramExit]]
 _WHO = "has a verifier that"
 
 
@@ -103,7 +104,7 @@ class VerifierProcess:
         workspace = tempfile.mkdtemp(prefix=name, dir=directory)
         try:
             variables = await asyncio.to_thread(self._prepare, workspace, episode, files)
-            run = self.containers.run if self.containers else process.run
+            run = await self._runner(episode, directory)
             async with self.rules.limited(episode):
                 ended = await run(self.command, workspace, variables)
             self.rules.apply_verdict(episode, ended, lambda: result.read(workspace))
@@ -112,6 +113,13 @@ class VerifierProcess:
         finally:
             with episode.time_limit.stopped():
                 await asyncio.shield(asyncio.to_thread(directories.remove, workspace))
+
+    async def _runner(self, episode: Episode, directory: str) -> Run:
+        """Return the function that runs the verifier, in a container of the row's image."""
+        if self.containers is None:
+            return process.run
+        with episode.time_limit.stopped():
+            return (await self.containers.for_row(episode.prompt, directory)).run
 
     def _prepare(
         self, workspace: str, episode: Episode, files: Sequence[Artifact]
