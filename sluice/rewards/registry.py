@@ -50,6 +50,7 @@ IN_POOL: dict[str, Pooled] = {
     "ifbench": Pooled("sluice.rewards.builtin.ifbench.ifbench"),
     "math": Pooled("sluice.rewards.builtin.math.math", ("math_verify",)),
     "math_prm800k": Pooled("sluice.rewards.builtin.math_prm800k.math_prm800k", _GRADER),
+    "swe": Pooled("sluice.rewards.builtin.swe.swe"),
 }
 
 # verl's default_compute_score (verl/utils/reward_score), by the row's data_source.

@@ -77,6 +77,20 @@ def test_a_row_names_its_image(image: str, metadata: dict[str, Any], expected: s
         ({"image": "--help"}, "is not the name of an image"),
         ({"image": "evil.com/me/a"}, "the image evil.com/me/a is not on the list"),
     ],
+    ids=[
+        "no key",
+        "null",
+        "a list",
+        "empty",
+        "an object",
+        "spaces",
+        "dots",
+        "a line break",
+        "long",
+        "many dashes",
+        "an option",
+        "another registry",
+    ],
 )
 def test_a_row_without_a_usable_image_is_refused(metadata: dict[str, Any], message: str) -> None:
     with pytest.raises(RowImageError, match=re.escape(message)) as refused:

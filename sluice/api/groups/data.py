@@ -289,6 +289,7 @@ RewardType = Literal[
     "math_prm800k",
     "multiple_choice",
     "random",
+    "swe",
 ]
 
 

@@ -145,6 +145,7 @@ async def test_a_job_that_does_not_answer_keeps_its_last_demand(
         ({"image": "{metadata.image}"}, True),
         ({"image": "me/a", "verifier": {"image": "me/{metadata.name}"}}, True),
     ],
+    ids=["none", "a process", "one image", "the row's image", "the verifier's"],
 )
 def test_only_jobs_whose_rows_name_images_are_asked(
     environment: dict[str, Any] | None, expected: bool
