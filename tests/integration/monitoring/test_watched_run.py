@@ -62,6 +62,8 @@ EMPTY = {
     "job: Time of rewards and tool calls: {{tool}}": "it has no tools",
     "job: Failed groups: {{reason}}": "no group fails",
     "job: Acceptance length: engine {{replica}}": "no tokens are proposed",
+    "job: MTP layer: loss": "it trains no such layer",
+    "job: MTP layer: accuracy": "it trains no such layer",
     "job: Preferred answers: accuracy": "it has no pairs of answers",
     "job: Reward margin: margin": "it has no pairs of answers",
     "job: Trained images: images": "it has no images",
