@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from sluice import container_images
 from sluice.api.groups.storage import BUCKET_URI
 from sluice.api.groups.weight_sync import STORE_URI
 from sluice.api.job import RLJob
@@ -43,6 +44,9 @@ PATTERNS = {
     QUANTITY: "a quantity such as 500m, 2, 512Mi or 1.5G",
     BUCKET_URI: "a prefix in an object store: s3://bucket/path, gs://bucket/path or "
     "az://container/path",
+    container_images.PATTERN: "the name of an image, in which {metadata.KEY} may stand for a text "
+    "of the row",
+    container_images.ALLOWED_PATTERN: "an image, or a registry and path that ends with /",
     STORE_URI: "s3://bucket/path, gs://, az://, or an absolute path",
     r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "small letters, digits and '-'; the first a letter, the last "
     "no '-'",

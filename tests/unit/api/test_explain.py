@@ -76,8 +76,11 @@ def test_an_object_is_explained_with_its_fields_and_rules() -> None:
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
-        ("lr", ["spec.algorithm.critic.lr", "spec.trainer.optimizer.lr"]),
-        ("trainer.lr", ["spec.trainer.optimizer.lr"]),
+        (
+            "lr",
+            ["spec.algorithm.critic.lr", "spec.trainer.mtp.lr", "spec.trainer.optimizer.lr"],
+        ),
+        ("trainer.lr", ["spec.trainer.mtp.lr", "spec.trainer.optimizer.lr"]),
         ("batchSize", ["spec.rollout.batchSize"]),
         ("spec.trainer.steps", ["spec.trainer.steps"]),
     ],
@@ -89,10 +92,10 @@ def test_a_field_is_found_by_its_name_alone(text: str, fields: list[str]) -> Non
 
 def test_a_field_that_is_in_several_places_is_listed_with_its_paths() -> None:
     lines = CliRunner().invoke(app, ["explain", "lr"]).stdout.splitlines()
-    assert lines[0] == "lr is a field in 2 places:"
+    assert lines[0] == "lr is a field in 3 places:"
     assert "  spec.trainer.optimizer.lr  number, default 1e-06" in lines
     places = json.loads(CliRunner().invoke(app, ["explain", "lr", "-o", "json"]).stdout)
-    assert [place["default"] for place in places] == [1e-05, 1e-06]
+    assert [place["default"] for place in places] == [1e-05, None, 1e-06]
 
 
 @pytest.mark.parametrize(

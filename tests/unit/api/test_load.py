@@ -122,7 +122,7 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
             "reward.model={url: http://judge}",
             ":10: spec.reward: exactly one of type, function, url and model must be set",
         ),
-        ("reward.type=maths", "'random', found 'maths'; did you mean math?"),
+        ("reward.type=maths", "'random' or 'swe', found 'maths'; did you mean math?"),
         ("reward.type=", "spec.reward.type: expected 'boxed_exact_match'"),
         (
             "reward={function: judge}",
