@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from sluice.telemetry import tracing
 from sluice_rollout.episode import Episode
 from tests.unit.gateway.gateway_tools import CHAT_BODY, open_registry, openai_client, play_episode
 from tests.unit.gateway.gateway_tools import token_ids as ids
@@ -20,14 +16,6 @@ from tests.unit.rollout.scripted_engine import Script
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {}}}
-
-
-@pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    tracing.begin(SimpleSpanProcessor(exporter), seed="a job's token", resource={})
-    yield exporter
-    tracing.end()
 
 
 def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -11,14 +9,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from sluice.runtime import pod_env
 from sluice.telemetry import tracing
-
-
-@pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    tracing.begin(SimpleSpanProcessor(exporter), seed="a job's token", resource={})
-    yield exporter
-    tracing.end()
 
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:

@@ -2,9 +2,9 @@
 
 SGLang loads every tensor of an update into the draft model too. A smaller model has tensors of the
 same names with other shapes, and an EAGLE head may have some of the same shape. So updates leave
-such a draft as it is. Embedding and output layer are the policy's in a head, which shares them. The
-layer of the checkpoint that predicts further tokens (mtp) has names of its own: it is loaded if the
-trainer sends it (`trainer.mtp`), and stays as it is otherwise.
+such a draft as it is. Embedding and output layer are the policy's in a head, which shares them. No
+tensor of the policy has the name of one in the checkpoint's layer for further tokens (mtp), so that
+layer changes only if the trainer sends it (`trainer.mtp`).
 
 If NGRAM finds fewer tokens than it may propose, SGLang adds token 0 several times as a child of the
 last token. Verification adds up the probabilities of the children, and would accept token 0 several
