@@ -5,7 +5,9 @@
 All jobs are equal: synchronous GRPO on the prompts of the throughput example with a model of
 SmolLM2-135M's shape (random weights), adapters of rank 32. `apart` is one job with its own engine
 and trainer, a GPU each; eight such jobs are eight times this. `pool` is all jobs at the same time
-with one engine on the first GPU and all trainers on the second one. A rate counts the tokens of the
+with one engine on the first GPU and all trainers on the second one. On a machine with one GPU the
+engine and all trainers share it in both ways, and weights go by gloo: NCCL connects no two
+processes on one GPU. A rate counts the tokens of the
 responses that were trained on from the time at which the last job has made two steps, until each
 job has made `--steps` more; then all are stopped. On a machine without GPUs both share its cores,
 and a tiny model is the rehearsal.
@@ -37,6 +39,8 @@ EXAMPLE = ROOT / "examples" / "throughput"
 SKIPPED = 2
 NAME = "benchmark"
 SECONDS = 420.0
+ENGINE_GPU = "0"
+TRAINER_GPU = "1" if GPUS > 1 else "0"
 
 
 def main() -> None:
@@ -56,17 +60,21 @@ def main() -> None:
         directory.mkdir(exist_ok=True)
         os.environ["XDG_STATE_HOME"] = str(directory / "state")
         make_inputs(directory, options.engine_args)
-        apart = rate(run_jobs(directory, "apart", 1, options.steps, gpus="0,1"))
+        apart = rate(
+            run_jobs(directory, "apart", 1, options.steps, gpus=f"{ENGINE_GPU},{TRAINER_GPU}")
+        )
         print(f"apart: {apart:,.0f} tokens/s", flush=True)
         with_pool = start_pool(directory)
         print("the pool's engine is ready", flush=True)
         try:
-            shared = rate(run_jobs(directory, "pool", options.jobs, options.steps, gpus="1"))
+            shared = rate(
+                run_jobs(directory, "pool", options.jobs, options.steps, gpus=TRAINER_GPU)
+            )
         finally:
             with_pool.send_signal(signal.SIGINT)
             with_pool.wait(60)
     machine = torch.cuda.get_device_name() if GPUS else platform.machine()
-    gpus = 2 if GPUS else 1
+    gpus = 2 if GPUS > 1 else 1
     print(f"{options.jobs} jobs, {options.steps} steps each, {gpus} x {machine}")
     print("| | jobs | GPUs | tokens/s of all | tokens per GPU second |\n|---|---|---|---|---|")
     print(f"| apart | 1 | {gpus} | {apart:,.0f} | {apart / gpus:,.0f} |")
@@ -95,12 +103,15 @@ def make_inputs(directory: Path, engine_args: dict[str, Any]) -> None:
     spec["model"] = {"path": "model"}
     spec["reward"] = {"function": f"{EXAMPLE / 'reward.py'}:share"}
     spec["rollout"] |= {"replicas": 1, "gpusPerReplica": min(GPUS, 1), "batchSize": 16}
-    memory = {"memFractionStatic": 0.7} if GPUS else {}
+    memory = {"memFractionStatic": 0.7 if GPUS > 1 else 0.3} if GPUS else {}
     spec["rollout"]["engineArgs"] = memory | engine_args
     if not GPUS:
         spec["rollout"] |= {"samplesPerPrompt": 4, "sampling": {"maxResponseTokens": 32}}
     spec["trainer"] |= {"backend": "fsdp", "gpusPerNode": min(GPUS, 1), "lora": {"rank": 32}}
     spec["weightSync"] = {"lora": "adapter", "pauseMode": "versions"}
+    if GPUS == 1:
+        spec["weightSync"]["transport"] = "gloo"
+        spec["trainer"]["maxTokensPerGpu"] = 8192  # all trainers have room
     spec["checkpoint"] = {"everySteps": 1000}
     del spec["evaluation"]
     (directory / "job.yaml").write_text(json.dumps(job))
@@ -121,7 +132,7 @@ def start_pool(directory: Path) -> subprocess.Popen[bytes]:
     """Start the pool on the first GPU and wait until its engine answers."""
     log = directory / "pool.log"
     command = [sys.executable, "-m", "sluice_cli", "pool", "up", str(directory / "pool.yaml")]
-    variables = os.environ | ({"CUDA_VISIBLE_DEVICES": "0"} if GPUS else {})
+    variables = os.environ | ({"CUDA_VISIBLE_DEVICES": ENGINE_GPU} if GPUS else {})
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=variables, stdout=output, stderr=output)
     end = time.monotonic() + SECONDS

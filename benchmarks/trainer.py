@@ -97,7 +97,12 @@ def main() -> None:
         help="added to their sum by the product that makes them, or after it (Megatron)",
     )
     parser.add_argument("--moments", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
-    parser.add_argument("--lora-rank", nargs="+", default=["0"], help="0: all weights train")
+    parser.add_argument(
+        "--lora-rank",
+        nargs="+",
+        default=["0"],
+        help="0: all weights train; 32-nf4: over a 4-bit base (FSDP2)",
+    )
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -233,7 +238,8 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
         "optimizer": {"expAvgDtype": options.stored, "expAvgSqDtype": options.stored},
     }
     if options.adapter != "0":
-        trainer["lora"] = {"rank": int(options.adapter)}
+        rank, _, base = options.adapter.partition("-")
+        trainer["lora"] = {"rank": int(rank)} | ({"quantizeBase": base} if base else {})
     model = {"path": str(options.directory), "init": "random"}
     data = {"prompts": [{"path": "none.jsonl"}]}
     return RLJobSpec.model_validate(
@@ -382,7 +388,7 @@ def report(
         "cpu_offload_fraction": fraction(options),
         "weight_gradients": options.gradients,
         "moments": options.stored,
-        "lora_rank": int(options.adapter),
+        "lora_rank": options.adapter,
         "step_seconds": step,
         "tokens_per_second": rate,
         "gflop_per_token": model / 1e9,
