@@ -140,9 +140,21 @@ def dequantized(weight: Tensor, dtype: torch.dtype) -> Tensor:
     rows, width = weight.shape
     blocks = width // _BLOCK_BYTES
     pairs, scales = weight[:, : blocks * BLOCK // 2], weight[:, blocks * BLOCK // 2 :]
-    values = _pairs(weight.device)[pairs.int()].view(rows, blocks, BLOCK)
+    values = _table(weight)[pairs.int()].view(rows, blocks, BLOCK)
     scales = scales.contiguous().view(torch.float32)
     return (values * scales[..., None]).view(rows, -1).to(dtype)
+
+
+# An operator of its own, because torch 2.11 cannot trace a cached tensor in a recomputed layer.
+@torch.library.custom_op("sluice::nf4_pairs", mutates_args=())
+def _table(weight: Tensor) -> Tensor:
+    """Return both levels of each byte on the weight's device, [256, 2]."""
+    return _pairs(weight.device).clone()
+
+
+@_table.register_fake
+def _(weight: Tensor) -> Tensor:
+    return torch.empty(256, 2, device=weight.device)
 
 
 @cache
