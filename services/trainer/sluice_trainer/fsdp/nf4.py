@@ -140,7 +140,8 @@ def dequantized(weight: Tensor, dtype: torch.dtype) -> Tensor:
     rows, width = weight.shape
     blocks = width // _BLOCK_BYTES
     pairs, scales = weight[:, : blocks * BLOCK // 2], weight[:, blocks * BLOCK // 2 :]
-    values = _table(weight)[pairs.int()].view(rows, blocks, BLOCK)
+    table: Tensor = _table(weight)
+    values = table[pairs.int()].view(rows, blocks, BLOCK)
     scales = scales.contiguous().view(torch.float32)
     return (values * scales[..., None]).view(rows, -1).to(dtype)
 
