@@ -75,7 +75,7 @@ def needs(spec: RLJobSpec) -> Iterator[tuple[str, str, str, bool]]:
         for use, needed in (("trains", True), ("lora", lora), ("images", images)):
             if needed:
                 yield "trainer.backend", backend, use, on_cpu
-    if spec.debug.replay or (spec.algorithm.offline and spec.evaluation is None):
+    if not spec.generates:
         return
     engine, on_cpu = spec.rollout.engine, spec.rollout.gpus_per_replica == 0
     adapter = spec.weight_sync.lora == "adapter" and lora

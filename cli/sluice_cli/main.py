@@ -80,6 +80,13 @@ def init(
     lora: Annotated[
         bool, typer.Option("--lora", help="Train an adapter of --model instead of all weights.")
     ] = False,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="Learn from pairs of a chosen and a rejected answer (DPO), without a reward.",
+        ),
+    ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Ask no questions; use the defaults.")
     ] = False,
@@ -94,7 +101,8 @@ def init(
             data = data or _prompt_path("Prompts (.jsonl, .json, .parquet; empty: sample rows)")
             gpus = typer.prompt("GPUs", default=0, type=int) if gpus is None else gpus
         target = directory or Path("task")
-        for file in write_task(TaskOptions(target, model, data, gpus or 0, steps, lora=lora)):
+        options = TaskOptions(target, model, data, gpus or 0, steps, lora=lora, pairs=pairs)
+        for file in write_task(options):
             say(str(file))
     say(f"next: sluice validate {target}/job.yaml --deep; sluice run {target}/job.yaml")
 

@@ -3,9 +3,9 @@
     python make_data.py DIRECTORY
 
 The user asks for the largest or the smallest of three digits. All 1000 triples are split once: 128
-are held out. The conversations, few on purpose, leave the model much to learn from the pairs, in
-which the right digit is chosen and another one rejected. Every tenth pair is the wrong way round,
-as preferences of people are.
+are held out, as questions and as pairs. The conversations, few on purpose, leave the model much to
+learn from the pairs, in which the right digit is chosen and another one rejected. Every tenth pair
+is the wrong way round, as preferences of people are; no held-out one is.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def make_rows(seed: int = 1234) -> dict[str, list[Row]]:
     triples = list(itertools.product(range(10), repeat=3))
     draw.shuffle(triples)
     held_out, rest = triples[:HELD_OUT], triples[HELD_OUT:]
-    conversations, pairs, questions = [], [], []
+    conversations, pairs, questions, held_out_pairs = [], [], [], []
     for _ in range(CONVERSATIONS):
         triple, asked = draw.choice(rest), draw.choice(list(BEST))
         messages = [question(triple, asked), answer(BEST[asked](triple))]
@@ -93,8 +93,20 @@ def make_rows(seed: int = 1234) -> dict[str, list[Row]]:
         pairs.append({"prompt": prompt, "chosen": [answer(chosen)], "rejected": [answer(rejected)]})
     for triple in held_out:
         asked = draw.choice(list(BEST))
-        questions.append({"prompt": [question(triple, asked)], "label": str(BEST[asked](triple))})
-    return {"chats": conversations, "pairs": pairs, "eval": questions}
+        prompt, right = [question(triple, asked)], BEST[asked](triple)
+        wrong = draw.choice([digit for digit in range(10) if digit != right])
+        questions.append({"prompt": prompt, "label": str(right)})
+        held_out_pairs.append(
+            {"prompt": prompt, "chosen": [answer(right)], "rejected": [answer(wrong)]}
+        )
+    prompts = [{"prompt": pair["prompt"]} for pair in pairs]
+    return {
+        "chats": conversations,
+        "pairs": pairs,
+        "prompts": prompts,
+        "eval": questions,
+        "eval_pairs": held_out_pairs,
+    }
 
 
 def main(directory: Path) -> None:

@@ -70,15 +70,18 @@ def _now() -> list[Panel]:
     # fmt: on
 
 
+def _by_dataset(name: str) -> str:
+    return f"max by (namespace, job, dataset) (sluice_trainer_{name}{{{JOB}}})"
+
+
 def _reward() -> list[Panel]:
-    evaluation = f"max by (namespace, job, dataset) (sluice_trainer_evaluation_reward{{{JOB}}})"
     # fmt: off
     return [
         lines("Reward", NUMBER, none(),
               "Mean and standard deviation of the batch's rewards.",
               {"mean": _trainer("reward"), "standard deviation": _trainer("reward_std")}),
         lines("Evaluation", NUMBER, none(), "Mean reward of the latest evaluation, by data set.",
-              {"{{dataset}}": evaluation}),
+              {"{{dataset}}": _by_dataset("evaluation_reward")}),
         lines("Prompts with equal rewards", SHARE, above(0.8, 0.95),
               "Prompts whose samples all have the same reward, so that they give no signal.",
               {"equal": _trainer("equal_rewards_ratio")}, highest=1),
@@ -122,6 +125,11 @@ def _policy() -> list[Panel]:
         lines("Reward margin", NUMBER, none(),
               "Mean reward of chosen answers less that of rejected ones.",
               {"margin": _trainer("reward_margin")}, width=12),
+        lines("Held-out loss", NUMBER, none(), "Loss of rows that are not trained, by data set.",
+              {"{{dataset}}": _by_dataset("held_out_loss")}, width=12),
+        lines("Held-out accuracy", SHARE, none(),
+              "Held-out pairs whose chosen answer has the higher reward.",
+              {"{{dataset}}": _by_dataset("held_out_accuracy_ratio")}, width=12, highest=1),
     ]
     # fmt: on
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from sluice.api.groups.algorithm import ACROSS_GROUPS, Algorithm
 from sluice.api.groups.colocation import COLOCATION
-from sluice.api.groups.data import Data, Evaluation, ModelSource, Reward, RowSource
+from sluice.api.groups.data import Data, Evaluation, ModelSource, PromptSource, Reward, RowSource
 from sluice.api.groups.debug import Debug
 from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS
 from sluice.api.groups.engine_args import ENGINE_ARGS
@@ -308,7 +309,7 @@ class RLJobSpec(Model):
         requires(
             field("evaluation").is_set & ~REWARDED,
             written(
-                "self.evaluation.datasets.all(d, has(d.reward))",
+                "!has(self.evaluation.datasets) || self.evaluation.datasets.all(d, has(d.reward))",
                 lambda s: all(dataset.reward for dataset in s.evaluation.datasets),
             ),
             "without spec.reward each data set of the evaluation needs a reward of its own",
@@ -374,16 +375,32 @@ class RLJobSpec(Model):
     @property
     def row_sources(self) -> list[tuple[str, RowSource]]:
         """Field and source of all prompts and evaluation data that user code yields."""
-        held_out = self.evaluation.datasets if self.evaluation else []
         named = [
             (f"spec.data.prompts[{i}].source", prompts.source)
             for i, prompts in enumerate(self.data.prompts)
         ]
         named += [
-            (f"spec.evaluation.datasets[{i}].source", dataset.source)
-            for i, dataset in enumerate(held_out)
+            (f"spec.evaluation.{name}[{i}].source", dataset.source)
+            for name, datasets in self._evaluated_rows.items()
+            for i, dataset in enumerate(datasets)
         ]
         return [(field, source) for field, source in named if source]
+
+    @property
+    def _evaluated_rows(self) -> dict[str, Sequence[PromptSource]]:
+        if self.evaluation is None:
+            return {}
+        return {"datasets": self.evaluation.datasets, "heldOut": self.evaluation.held_out}
+
+    @property
+    def evaluates(self) -> bool:
+        """True if engines answer held-out prompts."""
+        return self.evaluation is not None and bool(self.evaluation.datasets)
+
+    @property
+    def generates(self) -> bool:
+        """True if engines generate samples, for training or for an evaluation."""
+        return not self.debug.replay and (not self.algorithm.offline or self.evaluates)
 
     @property
     def replicas(self) -> int:
@@ -394,7 +411,7 @@ class RLJobSpec(Model):
         puts the number of the pool's engines.
         """
         rollout = self.rollout
-        if self.algorithm.offline and self.evaluation is None:
+        if self.algorithm.offline and not self.evaluates:
             return 0
         if self.uses_pool:
             return rollout.replicas

@@ -51,10 +51,15 @@ def without_template(read: RowReader) -> RowReader:
     return checked
 
 
-def check_sources(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
+def check_sources(
+    sources: Sequence[PromptSource],
+    datasets: Sequence[PromptSource],
+    held_out: Sequence[PromptSource] = (),
+) -> None:
     """Raise ConfigurationError if names of training and evaluation sources clash."""
     _check_names(sources, "spec.data.prompts")
     _check_names(datasets, "spec.evaluation.datasets")
+    _check_names([*datasets, *held_out], "spec.evaluation (datasets and heldOut)")
     _check_templates(sources, datasets)
 
 

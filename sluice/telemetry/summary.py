@@ -114,13 +114,23 @@ def trainer_seconds(directory: Path) -> dict[str, float]:
     return {part: round(value, 1) for part, value in seconds.items()}
 
 
+def held_out_rows(directory: Path) -> dict[int, dict[str, float]]:
+    """Return the metrics of held-out rows with given answers, by version."""
+    by_version: dict[int, dict[str, float]] = {}
+    for record in run_directory.records(directory / run_directory.EVALUATION):
+        if f"eval/{record['dataset']}" not in record:
+            own = {name: value for name, value in record.items() if name.startswith("eval/")}
+            by_version.setdefault(int(record["version"]), {}).update(own)
+    return dict(sorted(by_version.items()))
+
+
 def evaluation_means(directory: Path) -> list[tuple[int, float]]:
     """Return (version, mean reward over data sets), by version."""
     means: dict[int, dict[str, float]] = {}
     for record in run_directory.records(directory / run_directory.EVALUATION):
-        means.setdefault(int(record["version"]), {})[record["dataset"]] = record[
-            f"eval/{record['dataset']}"
-        ]
+        reward = record.get(f"eval/{record['dataset']}")
+        if reward is not None:  # held-out rows have a loss, and no reward
+            means.setdefault(int(record["version"]), {})[record["dataset"]] = reward
     return [
         (version, sum(values.values()) / len(values)) for version, values in sorted(means.items())
     ]

@@ -523,6 +523,26 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"reward": {"type": "f1", "group": True}}, "group: true needs function"),
     ({"data": {"prompts": [{}]}}, "exactly one of path (a file) and source"),
     ({"evaluation": {**PASS_AT, "passAtK": [2, 8]}}, "every k must be at most"),
+    ({"evaluation": {"everySteps": 2}}, "there is nothing to evaluate"),
+    ({"evaluation": {"heldOut": [{"path": "h"}]}}, "heldOut has rows with given answers"),
+    (
+        {
+            "reward": None,
+            "algorithm": {"loss": {"type": "sft"}},
+            "evaluation": {"heldOut": [{"path": "h"}]},
+            "trainer": {"steps": 1, "backend": "fsdp"},
+            "data": {"prompts": [{"path": "p"}], "images": {}},
+        },
+        "held-out rows cannot have images yet",
+    ),
+    (
+        {
+            "reward": None,
+            "algorithm": {"loss": {"type": "reward_model"}},
+            "evaluation": {"datasets": [{"path": "e", "reward": {"type": "f1"}}]},
+        },
+        "a reward model generates nothing that an evaluation could judge",
+    ),
     ({"topology": {}}, "exactly one of required and preferred"),
     ({"podGroupPolicy": {}}, "exactly one of kueue, volcano and native"),
     ({"podGroupPolicy": {"volcano": {}, "native": {}}}, "exactly one of kueue, volcano and native"),
@@ -685,6 +705,12 @@ SENSIBLE: list[dict[str, Any]] = [
     {"startupDeadlineSeconds": 0, "weightSync": {"lateSeconds": 0.5}},
     {"rollout": {"health": {"periodSeconds": 1, "timeoutSeconds": 0.5, "failureThreshold": 1}}},
     {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},
+    {
+        "reward": None,
+        "algorithm": {"loss": {"type": "reward_model"}},
+        "rollout": {"samplesPerPrompt": 1},
+        "evaluation": {"heldOut": [{"path": "h"}]},
+    },
     {"debug": {"replay": "r"}, "rollout": {"replicas": 0}},
     {"reward": {"function": "a.b", "group": True}},
     {

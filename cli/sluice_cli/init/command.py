@@ -13,7 +13,8 @@ from pathlib import Path
 from sluice.api import ManifestError
 from sluice.data.chat import has_template
 from sluice.data.files import Row, read_source
-from sluice.data.rows import likely_columns
+from sluice.data.preferences import parse_pair
+from sluice.data.rows import RowReader, likely_columns, parse_row
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.init import small_task
 from sluice_cli.init.small_task import RowStatistics
@@ -40,10 +41,14 @@ class TaskOptions:
     steps: int
     # Train an adapter of `model`.
     lora: bool = False
+    # Learn from pairs of a chosen and a rejected answer, without a reward.
+    pairs: bool = False
 
 
 def write_task(options: TaskOptions) -> list[Path]:
-    """Write the manifest, the reward function, the data and, if none is given, a tiny model.
+    """Write the manifest, the data and, if none is given, a tiny model.
+
+    A task with a reward also has its function.
 
     Returns the paths that were written. Raises ManifestError if the directory is not empty, or if
     the given files cannot be read.
@@ -54,21 +59,25 @@ def write_task(options: TaskOptions) -> list[Path]:
     for path, what in ((options.model, "--model"), (options.data, "--data")):
         if path is not None and not path.exists():
             raise ManifestError(f"{what} {path}: no such file or directory")
-    columns = _columns(options.data)
-    rows = small_task.read(options.data, columns) if options.data else None
+    parse: RowReader = parse_pair if options.pairs else parse_row
+    columns = {} if options.pairs else _columns(options.data)
+    rows = small_task.read(options.data, columns, parse) if options.data else None
     if options.lora and options.model is None:
         raise ManifestError("--lora adapts a trained model: name it with --model")
     directory.mkdir(parents=True, exist_ok=True)
     train, test = directory / "train.jsonl", directory / "eval.jsonl"
     if options.data is None or rows is None:
         training, held_out = _digits() if options.model is None else _sums()
+        if options.pairs:
+            training, held_out = _paired(training), _paired(held_out)
         _write_rows(train, training)
         _write_rows(test, held_out)
     else:
-        small_task.split(options.data, columns, rows, train, test)
+        small_task.split(options.data, columns, rows, train, test, parse)
     if options.model is None:
         _write_model(directory / "model", rows)
-    (directory / "reward.py").write_text(_reward(options))
+    if not options.pairs:
+        (directory / "reward.py").write_text(_reward(options))
     (directory / "job.yaml").write_text(_manifest(options, columns, rows))
     return sorted(directory.iterdir())
 
@@ -144,6 +153,17 @@ def _sums() -> tuple[list[Row], list[Row]]:
         for a, b in pairs
     ]
     return rows[HELD_OUT:], rows[:HELD_OUT]
+
+
+def _paired(rows: list[Row]) -> list[Row]:
+    """Return rows with the right answer as the chosen one, and that of another row as rejected."""
+    others = itertools.cycle(rows)
+    pairs = []
+    for row in rows:
+        wrong = next(other for other in others if other["label"] != row["label"])
+        chosen, rejected = (f" {label}" for label in (row["label"], wrong["label"]))
+        pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
+    return pairs
 
 
 def _write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -231,12 +251,14 @@ def _data(
     yield "    prompts:"
     yield "      - path: train.jsonl"
     yield from keys
-    yield "  reward:"
-    yield "    function: reward.py:score"
+    if not options.pairs:
+        yield "  reward:"
+        yield "    function: reward.py:score"
     if rows is None or rows.held_out:
         yield "  evaluation:"
         yield "    everySteps: 10"
-        yield "    datasets:"
+        # The loss of held-out pairs needs no engine.
+        yield f"    {'heldOut' if options.pairs else 'datasets'}:"
         yield "      - path: eval.jsonl"
         yield "        name: held-out"
         yield from keys
@@ -247,11 +269,17 @@ def _work(options: TaskOptions, rows: RowStatistics | None) -> Iterator[str]:
     tokens = _response_tokens(rows) if small else 512
     yield "  rollout:"
     yield f"    gpusPerReplica: {1 if options.gpus else 0}"
-    yield f"    batchSize: {32 if small else 64} # prompts per step"
-    yield "    samplesPerPrompt: 8 # responses per prompt; GRPO compares them"
-    yield "    sampling:"
-    yield f"      maxResponseTokens: {tokens}"
-    if small:
+    rows_of_step = "pairs" if options.pairs else "prompts"
+    yield f"    batchSize: {32 if small else 64} # {rows_of_step} per step"
+    if not options.pairs:
+        yield "    samplesPerPrompt: 8 # responses per prompt; GRPO compares them"
+        yield "    sampling:"
+        yield f"      maxResponseTokens: {tokens}"
+    if options.pairs:
+        yield "  algorithm:"
+        yield "    loss:"
+        yield "      type: dpo # or ipo, simpo, orpo; reward_model trains a reward model"
+    elif small:
         yield "  algorithm:"
         yield "    entropyCoef: 0.1 # keeps an untrained model from settling too early"
     yield "  trainer:"
@@ -260,8 +288,10 @@ def _work(options: TaskOptions, rows: RowStatistics | None) -> Iterator[str]:
         yield "    lora: # an adapter of all linear layers; the model itself does not change"
         yield "      rank: 32"
     # One GPU is for the engine and the others are for the trainer; they share a single GPU.
-    yield f"    gpusPerNode: {max(options.gpus - 1, 1) if options.gpus else 0}"
-    if options.gpus == 1:
+    # Pairs need no engine.
+    trainer = options.gpus if options.pairs else max(options.gpus - 1, 1)
+    yield f"    gpusPerNode: {trainer if options.gpus else 0}"
+    if options.gpus == 1 and not options.pairs:
         yield "    colocate: true # trainer and engine take turns on one GPU"
     yield f"    steps: {options.steps}"
     yield "    optimizer:"

@@ -13,9 +13,11 @@ from typing import Any
 
 from sluice.api import ManifestError
 from sluice.api.groups.data import PromptSource
+from sluice.data.answers import AnsweredRow
 from sluice.data.files import LocatedRow, read_source
 from sluice.data.messages import text_of
-from sluice.data.rows import PromptRow, RowError, parse_row
+from sluice.data.preferences import PairRow
+from sluice.data.rows import PromptRow, RowError, RowReader, parse_row
 from sluice.data.transform import chosen, digest
 from sluice.data.writers import Writer
 from sluice.runtime.pod_env import ConfigurationError
@@ -107,12 +109,21 @@ def prompt_text(row: PromptRow) -> str:
 
 
 def answers_of(row: PromptRow) -> list[str]:
-    """Return the right answers: the label, or its elements if it is a list."""
+    """Return the right answers: the label, or its elements if it is a list; both of a pair."""
+    if isinstance(row, PairRow):
+        return [_given(row.chosen), _given(row.rejected)]
     labels = row.label if isinstance(row.label, list) else [row.label]
     return [str(label) for label in labels if label is not None and str(label)]
 
 
-def read(data: Path, keys: dict[str, str]) -> RowStatistics:
+def _given(answer: AnsweredRow) -> str:
+    """Return the text of a given answer, of a conversation its last message."""
+    if answer.answer is not None or isinstance(answer.prompt, str):
+        return answer.answer or ""
+    return text_of(answer.prompt[-1].get("content"))
+
+
+def read(data: Path, keys: dict[str, str], parse: RowReader = parse_row) -> RowStatistics:
     """Read all rows of a file.
 
     Parameters
@@ -121,6 +132,8 @@ def read(data: Path, keys: dict[str, str]) -> RowStatistics:
         The file.
     keys
         Names of its columns, by the field of `spec.data.prompts[]`.
+    parse
+        Reader of a row.
 
     Raises
     ------
@@ -129,12 +142,19 @@ def read(data: Path, keys: dict[str, str]) -> RowStatistics:
 
     """
     rows = RowStatistics()
-    for _, row in _parsed(data, keys):
+    for _, row in _parsed(data, keys, parse):
         rows.add(row)
     return rows
 
 
-def split(data: Path, keys: dict[str, str], rows: RowStatistics, train: Path, test: Path) -> None:
+def split(
+    data: Path,
+    keys: dict[str, str],
+    rows: RowStatistics,
+    train: Path,
+    test: Path,
+    parse: RowReader = parse_row,
+) -> None:
     """Write a training file and, if there are enough prompts, a held-out file.
 
     Rows with the same prompt are in the same file.
@@ -144,20 +164,22 @@ def split(data: Path, keys: dict[str, str], rows: RowStatistics, train: Path, te
     held = {prompt for prompt, picked in picks if picked}
     with Writer(train) as kept:
         if not held:
-            for located, _ in _parsed(data, keys):
+            for located, _ in _parsed(data, keys, parse):
                 kept.write(located.row)
             return
         with Writer(test) as out:
-            for located, row in _parsed(data, keys):
+            for located, row in _parsed(data, keys, parse):
                 (out if digest(row.prompt) in held else kept).write(located.row)
 
 
-def _parsed(data: Path, keys: dict[str, str]) -> Iterator[tuple[LocatedRow, PromptRow]]:
+def _parsed(
+    data: Path, keys: dict[str, str], parse: RowReader
+) -> Iterator[tuple[LocatedRow, PromptRow]]:
     source = PromptSource.model_validate({"path": str(data), **keys})
     try:
         for located in read_source(str(data)):
             try:
-                yield located, parse_row(located.row, source)
+                yield located, parse(located.row, source)
             except RowError as error:
                 raise ManifestError(f"--data {located.where}: {error}") from error
     except ConfigurationError as error:

@@ -52,6 +52,8 @@ class RunFiles:
         self.steps |= {int(record["step"]): record for record in new_steps}
         for record in self._evaluation.read():
             name = record["dataset"]
+            if f"eval/{name}" not in record:  # held-out rows have a loss, and no reward
+                continue
             scores = self._evaluations.setdefault(int(record["version"]), {})
             scores[name] = float(record[f"eval/{name}"])
         return new_steps

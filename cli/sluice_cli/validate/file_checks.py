@@ -63,7 +63,8 @@ def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = Fals
     """
     spec, findings = job.spec, Findings()
     paths = [p for p in marked(RLJobSpec, manifest(job)["spec"]) if _on_this_machine(p, job)]
-    _try(findings, "", lambda: check_sources(spec.data.prompts, _datasets(spec)))
+    held_out = spec.evaluation.held_out if spec.evaluation else []
+    _try(findings, "", lambda: check_sources(spec.data.prompts, _datasets(spec), held_out))
     for where, source, training in _sources(spec):
         read = reader_of(spec) if training else prompt_reader(spec.data.images)
         read = read if _has_template(spec) else without_template(read)
@@ -78,7 +79,7 @@ def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = Fals
         if trained and spec.model.init == "pretrained":
             _note_kept_parts(findings, spec)
     # Lengths say little about files that have other problems.
-    if spec.model.volume is None and _generates(spec) and not findings.problems:
+    if spec.model.volume is None and spec.generates and not findings.problems:
         _check_lengths(findings, spec)
     if run_code:
         functions = [path for path in paths if path.kind == "function"]
@@ -133,6 +134,9 @@ def _sources(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, bool]]:
     for i, dataset in enumerate(_datasets(spec)):
         if dataset.path:
             yield f"spec.evaluation.datasets[{i}]", dataset, False
+    for i, source in enumerate(spec.evaluation.held_out if spec.evaluation else []):
+        if source.path:
+            yield f"spec.evaluation.heldOut[{i}]", source, True
 
 
 def _check_family(job: RLJob, model: MarkedPath, quickly: bool) -> None:
@@ -151,10 +155,6 @@ def _check_support(findings: Findings, spec: RLJobSpec) -> None:
         problems, notes = model_support.findings(spec, config)
         findings.problems += [f"spec.model.path: {problem}" for problem in problems]
         findings.notes += [f"spec.model.path: {note}" for note in notes]
-
-
-def _generates(spec: RLJobSpec) -> bool:
-    return not spec.debug.replay and not (spec.algorithm.offline and spec.evaluation is None)
 
 
 def _note_kept_parts(findings: Findings, spec: RLJobSpec) -> None:

@@ -64,6 +64,7 @@ _VOLUME = Unsupported(
     "checkpoint"
 )
 _HOOK = Unsupported("sluice has no hook of this kind")
+_TRAINER_HOOK = "change its parameters to (context); docs/algorithms.md says what the context has"
 
 _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     # model and checkpoints
@@ -144,6 +145,13 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--rollout-function-path": Unsupported(
         "the buffer decides what is generated; a rollout.function with whole_group may generate "
         "all samples of a prompt"
+    ),
+    "--custom-megatron-init-path": Field("trainer.hooks.init", as_text, _TRAINER_HOOK),
+    "--custom-megatron-before-log-prob-hook-path": Field(
+        "trainer.hooks.beforeLogProbs", as_text, _TRAINER_HOOK
+    ),
+    "--custom-megatron-before-train-step-hook-path": Field(
+        "trainer.hooks.beforeTrainStep", as_text, _TRAINER_HOOK
     ),
     "--eval-function-path": Unsupported(
         "write a function for one prompt: evaluation.datasets[].function"

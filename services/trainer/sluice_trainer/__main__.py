@@ -84,6 +84,7 @@ def _train(
     from sluice_trainer.algorithms import custom
     from sluice_trainer.batch.images import ImageExpansion
     from sluice_trainer.batch.preparation import learn
+    from sluice_trainer.loop.held_out import HeldOut
     from sluice_trainer.loop.loop import Learn, Loop
     from sluice_trainer.loop.run_records import RunRecords
     from sluice_trainer.model.flops import model_flops
@@ -118,6 +119,7 @@ def _train(
         total_steps=total_steps,
         stop=stop,
         profiles=Profiles(spec.debug.profile, profiles, policy.ranks.rank),
+        held_out=HeldOut.of_job(policy, clients.buffer, recorder),
     ).run()
     if recorder:
         recorder.close()

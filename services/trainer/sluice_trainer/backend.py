@@ -188,6 +188,26 @@ class Backend(Weights, Protocol):
 
         """
 
+    def with_reference(self, shard: Sequence[TrainSequence]) -> list[TrainSequence]:
+        """Return the sequences with the reference's log-probs, if the loss compares with them."""
+
+    def measure(self, shard: Sequence[TrainSequence], totals: BatchTotals) -> dict[str, float]:
+        """Compute the loss and its metrics, without training.
+
+        Parameters
+        ----------
+        shard
+            This rank's sequences, which may be a part of a data set.
+        totals
+            Totals of the whole data set over all ranks.
+
+        Returns
+        -------
+        Sums over the sequences of all ranks, weighted so that those of all parts of the data set
+        add up to its means.
+
+        """
+
 
 class BackendClass(Protocol):
     """The class of a backend."""

@@ -30,7 +30,7 @@ from sluice.api.schema.paths import (
     UserFunction,
     split_slice,
 )
-from sluice.api.schema.rules import Rule, exactly_one, field, requires, written
+from sluice.api.schema.rules import Rule, any_set, exactly_one, field, requires, written
 
 # Directory in the buffer's storage with the files of RowSources.
 MADE_ROWS = "rows"
@@ -366,14 +366,23 @@ class EvaluationDataset(PromptSource):
 
 
 class Evaluation(Model):
-    """Evaluation on held-out prompts by the rollout engines, while training goes on."""
+    """Evaluation on held-out rows while training goes on.
+
+    The rollout engines answer the prompts of `datasets`; the trainer computes the loss of
+    `heldOut`.
+    """
 
     every_steps: PositiveInt = Field(
         10,
         description="Number of steps between evaluations. The first comes before the first step.",
     )
-    datasets: Annotated[list[EvaluationDataset], Field(min_length=1, max_length=64)] = Field(
-        description="Held-out sets of prompts."
+    datasets: Annotated[list[EvaluationDataset], Field(max_length=64)] = Field(
+        default_factory=list, description="Held-out sets of prompts, which engines answer."
+    )
+    held_out: Annotated[list[PromptSource], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="With loss.type sft or a loss of preferences: held-out rows, in the form of "
+        "data.prompts. The trainer computes their loss and its metrics, without engines.",
     )
     samples_per_prompt: PositiveInt = Field(
         1, description="Number of responses to each held-out prompt."
@@ -388,8 +397,16 @@ class Evaluation(Model):
 
     rules = (
         Rule(
+            any_set("datasets", "heldOut"),
+            "there is nothing to evaluate: set datasets (prompts that engines answer) or heldOut "
+            "(rows whose loss the trainer computes)",
+            "datasets",
+            reason="FieldValueRequired",
+        ),
+        Rule(
             written(
-                "!has(self.passAtK) || self.passAtK.all(k, self.datasets.exists(d, k <= "
+                "!has(self.passAtK) || self.passAtK.all(k, has(self.datasets) && "
+                "self.datasets.exists(d, k <= "
                 "d.?samplesPerPrompt.orValue(self.samplesPerPrompt)))",
                 lambda e: all(
                     k <= max(d.samples_per_prompt or e.samples_per_prompt for d in e.datasets)

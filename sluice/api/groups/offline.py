@@ -76,6 +76,19 @@ WITHOUT_ADVANTAGES = (
 # Rules of a job's spec.
 OFFLINE_ACROSS_GROUPS = (
     only_with(
+        "evaluation.heldOut",
+        IS_OFFLINE,
+        "heldOut has rows with given answers, which this job does not learn from: give held-out "
+        "prompts in evaluation.datasets, or set algorithm.loss.type to sft or a loss of "
+        "preferences",
+    ),
+    requires(
+        field("evaluation.heldOut").is_set,
+        ~field("data.images").is_set,
+        "held-out rows cannot have images yet: with data.images leave heldOut out",
+        "evaluation.heldOut",
+    ),
+    only_with(
         "data.truncation",
         IS_OFFLINE,
         "only rows with given answers are cut; a prompt that is too long is left out, because what "
@@ -125,9 +138,10 @@ OFFLINE_ACROSS_GROUPS = (
     ),
     requires(
         field("algorithm.loss.type") == "reward_model",
-        ~field("evaluation").is_set,
-        "a reward model generates nothing that an evaluation could judge: leave evaluation out",
-        "evaluation",
+        ~field("evaluation.datasets").is_set,
+        "a reward model generates nothing that an evaluation could judge: give held-out pairs in "
+        "evaluation.heldOut, and leave datasets out",
+        "evaluation.datasets",
     ),
     requires(
         field("algorithm.loss.type") == "reward_model",

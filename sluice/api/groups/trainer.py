@@ -17,6 +17,7 @@ from sluice.api.schema.base import (
     PositiveInt,
 )
 from sluice.api.schema.kubernetes_fields import PodTemplate
+from sluice.api.schema.paths import UserFunction
 from sluice.api.schema.rules import Rule, any_set, exactly_one, field, only_with, requires, written
 
 # Default tokens of a micro-batch on a GPU: at first, and at most. Larger ones do not speed up
@@ -152,6 +153,27 @@ class Mtp(Model):
     )
 
 
+class TrainerHooksSpec(Model):
+    """Own functions (context) that every rank of the trainer calls. They return nothing."""
+
+    init: UserFunction | None = Field(
+        None, description="Called once the ranks know each other, before the model is built."
+    )
+    before_log_probs: UserFunction | None = Field(
+        None,
+        description="Called before policy, reference or teacher compute log-probs without "
+        "gradients; the context names the model.",
+    )
+    before_train_step: UserFunction | None = Field(
+        None, description="Called before each optimizer step."
+    )
+    timeout_seconds: PositiveFloat = Field(
+        600.0,
+        description="Seconds after which a call has failed, and the trainer restarts from its last "
+        "checkpoint.",
+    )
+
+
 class Trainer(Model):
     """Trainer: its processes, its layout and its optimizer."""
 
@@ -259,6 +281,7 @@ class Trainer(Model):
         "rollout.precision, and pass gradients to the weights as they are (straight-through). "
         "Needs backend: fsdp.",
     )
+    hooks: TrainerHooksSpec = Field(default_factory=TrainerHooksSpec)
     resources: Resources = Field(
         default_factory=Resources,
         description="Resources of a trainer pod's container. Default: requests of 2 CPUs and "

@@ -19,7 +19,7 @@ from sluice.telemetry.report.episodes import EpisodePage
 from sluice.telemetry.report.figures import StepRecords, draw_headline, figures
 from sluice.telemetry.report.timeline import WIDTH, shares, timeline
 from sluice.telemetry.run_warnings import ordered
-from sluice.telemetry.summary import evaluation_means
+from sluice.telemetry.summary import evaluation_means, held_out_rows
 
 
 def write_report(directory: Path, title: str) -> Path:
@@ -64,7 +64,8 @@ def _contents(
 ) -> dict[str, Any]:
     """Return the template's variables. The template escapes text; the SVG is trusted."""
     summary = facts.summary_of(directory)
-    drawn = [(figure, svg(figure.draw)) for figure in figures(steps, evaluations)]
+    held_out = held_out_rows(directory)
+    drawn = [(figure, svg(figure.draw)) for figure in figures(steps, evaluations, held_out)]
     seconds, states = (summary.get(name) or {} for name in ("goodput_seconds", "device_seconds"))
     goodput = Goodput(seconds, tail_of(states))
     columns, rows = answers.newest(directory)

@@ -129,7 +129,9 @@ _PHASES = {
 }
 
 
-def figures(steps: StepRecords, evaluations: list[tuple[int, float]]) -> Iterator[Figure]:
+def figures(
+    steps: StepRecords, evaluations: list[tuple[int, float]], held_out: StepRecords
+) -> Iterator[Figure]:
     """Yield all figures in order; those without data draw nothing."""
     name, _ = headline(steps.values())
     yield Figure(
@@ -138,6 +140,8 @@ def figures(steps: StepRecords, evaluations: list[tuple[int, float]]) -> Iterato
         "the evaluation's prompts.",
         partial(draw_headline, steps=steps, evaluations=evaluations),
     )
+    for curves in _held_out_curves(held_out):
+        yield Figure(curves.title, curves.text, partial(_lines, curves, held_out))
     for curves in _CURVES:
         yield Figure(curves.title, curves.text, partial(_lines, curves, steps))
     yield Figure(
@@ -145,6 +149,32 @@ def figures(steps: StepRecords, evaluations: list[tuple[int, float]]) -> Iterato
         "Seconds of the trainer since the step before, so a checkpoint counts in the step that it "
         "delayed. A dashed line in any figure marks a restart of the trainer.",
         partial(_times, steps=steps),
+    )
+
+
+def _held_out_curves(held_out: StepRecords) -> Iterator[_Curves]:
+    """Yield the curves of `evaluation.heldOut`, a line for each data set."""
+    names = sorted({name for record in held_out.values() for name in record})
+
+    def of_datasets(metric: str) -> dict[str, str]:
+        ending = f"/{metric}"
+        return {
+            name: name.removeprefix("eval/").removesuffix(ending)
+            for name in names
+            if name.endswith(ending)
+        }
+
+    yield _Curves(
+        "Held-out loss",
+        "Loss of rows that are not trained. If it rises while the loss of training falls, the "
+        "model learns its rows by heart.",
+        of_datasets("loss"),
+    )
+    yield _Curves(
+        "Held-out accuracy",
+        "Share of the pairs that are not trained whose chosen answer has the higher reward; 0.5 is "
+        "chance.",
+        of_datasets("rewards/accuracies"),
     )
 
 

@@ -93,6 +93,11 @@ class BufferStub:
                 request_serializer=sluice_dot_v1_dot_buffer__pb2.GetExamplesRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_common__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.GetHeldOut = channel.unary_stream(
+                '/sluice.v1.Buffer/GetHeldOut',
+                request_serializer=sluice_dot_v1_dot_buffer__pb2.GetHeldOutRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_common__pb2.Chunk.FromString,
+                _registered_method=True)
         self.GetFailures = channel.unary_unary(
                 '/sluice.v1.Buffer/GetFailures',
                 request_serializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresRequest.SerializeToString,
@@ -198,6 +203,14 @@ class BufferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHeldOut(self, request, context):
+        """Returns rows of evaluation.heldOut in their order as chunked SampleGroups: fewer than `rows` at the end of the data set.
+        The sample of a row that cannot be used has failed, and says why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetFailures(self, request, context):
         """Returns groups that failed for good, oldest first, a limited number at a time.
         """
@@ -282,6 +295,11 @@ def add_BufferServicer_to_server(servicer, server):
             'GetExamples': grpc.unary_stream_rpc_method_handler(
                     servicer.GetExamples,
                     request_deserializer=sluice_dot_v1_dot_buffer__pb2.GetExamplesRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            ),
+            'GetHeldOut': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetHeldOut,
+                    request_deserializer=sluice_dot_v1_dot_buffer__pb2.GetHeldOutRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_common__pb2.Chunk.SerializeToString,
             ),
             'GetFailures': grpc.unary_unary_rpc_method_handler(
@@ -604,6 +622,33 @@ class Buffer:
             target,
             '/sluice.v1.Buffer/GetExamples',
             sluice_dot_v1_dot_buffer__pb2.GetExamplesRequest.SerializeToString,
+            sluice_dot_v1_dot_common__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHeldOut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.Buffer/GetHeldOut',
+            sluice_dot_v1_dot_buffer__pb2.GetHeldOutRequest.SerializeToString,
             sluice_dot_v1_dot_common__pb2.Chunk.FromString,
             options,
             channel_credentials,

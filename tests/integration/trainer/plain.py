@@ -148,6 +148,10 @@ class PlainLearner(Learner):
             model.parameters(), betas=betas, eps=rates.eps, weight_decay=0.0
         )
 
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        return [self.model]
+
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation = self._spec.algorithm.loss_aggregation
         whole = self._spec.algorithm.paired
@@ -162,6 +166,10 @@ class PlainLearner(Learner):
     def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
         rows = [packed_row(shard, [i], CPU, Lengths) for i in range(len(shard))]
         return [values for (values,) in self.compute(rows, forward)]
+
+    @torch.no_grad()
+    def measure(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> dict[str, float]:
+        raise NotImplementedError
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         self.optimizer.zero_grad()
@@ -187,6 +195,10 @@ class PlainFrozen:
         self._forward = partial(
             forward, temperature=spec.temperature, numbers=log_probs_and_entropies
         )
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        return self._learner.modules
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         return self._learner.score(shard, self._forward)

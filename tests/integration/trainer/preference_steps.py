@@ -10,13 +10,14 @@ import shutil
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
 from sluice.api import RLJobSpec
+from sluice.api.groups.data import Evaluation
 from sluice.data import answers, chat
 from sluice.data.checking import reader_of
 from sluice.data.files import read_file
@@ -28,6 +29,7 @@ from sluice_buffer.sources.answers import sample_of
 from sluice_trainer.backend import BackendClass
 from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.batch.preparation import prepare
+from sluice_trainer.loop.held_out import HeldOut
 from sluice_trainer.megatron import parallel
 from sluice_trainer.policy.learning_policy import LearningPolicy
 from tests.chat import save
@@ -129,26 +131,52 @@ def train(
     *,
     dump: str | None = None,
     steps: int = STEPS,
+    held_out: int = 0,
     kind: BackendClass | None = None,
     **trainer: Any,
 ) -> list[dict[str, float]]:
     """Train and return the metrics of each step.
 
-    `dump` is a file for the weights; `kind` is by default the backend that `trainer` names.
+    `dump` is a file for the weights; `kind` is by default the backend that `trainer` names. So many
+    of the last rows are held out, and measured after each step.
     """
     spec = spec_of(model, loss, **trainer)
     timeout = timedelta(seconds=tiny.TIMEOUT)
     policy = (kind or backend_class(spec))(spec, model_dir=Path(model), timeout=timeout)
     assert isinstance(policy, LearningPolicy)
     samples = samples_of(spec, Path(rows))
-    history = [
-        step(policy, samples[number * PAIRS : (number + 1) * PAIRS], number)
-        for number in range(steps)
-    ]
+    measured = HeldOutRows(policy, samples[-held_out:]) if held_out else None
+    history = []
+    for number in range(steps):
+        metrics = step(policy, samples[number * PAIRS : (number + 1) * PAIRS], number)
+        history.append(metrics | (measured.metrics() if measured else {}))
     tensors = dict(policy.hf_tensors())
     if dump and policy.ranks.rank == 0:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, dump)
     return history
+
+
+class HeldOutRows:
+    """Held-out rows of a buffer that has nothing else, and what is recorded of them."""
+
+    def __init__(self, policy: LearningPolicy, samples: list[Sample]) -> None:
+        self._groups = [SampleGroup(Prompt(i, "p"), [sample]) for i, sample in enumerate(samples)]
+        self._metrics: dict[str, float] = {}
+        settings = Evaluation.model_validate({"heldOut": [{"path": "rows"}]})
+        double = cast("Any", self)
+        self._rows = HeldOut(policy, double, double, settings)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics with the present weights."""
+        self._rows.measure(0)
+        return self._metrics
+
+    def held_out(self, *call: Any) -> list[SampleGroup] | None:
+        if isinstance(call[0], str):  # the recorder's
+            self._metrics = call[2]
+            return None
+        _, first, rows = call
+        return self._groups[first : first + rows]
 
 
 def step(policy: LearningPolicy, samples: list[Sample], number: int = 0) -> dict[str, float]:

@@ -24,6 +24,7 @@ from transformers import AutoModelForSequenceClassification
 
 from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.batch.sequences import TrainSequence
+from sluice_trainer.loop import held_out
 from sluice_trainer.policy.learning_policy import LearningPolicy
 from tests.integration.trainer import plain, preference_steps, tiny
 from tests.integration.trainer.test_fsdp_steps import apart
@@ -32,7 +33,8 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 History = list[dict[str, float]]
 Trained = tuple[History, Path]
-SHORT: dict[str, Any] = {"loss": {"type": "dpo"}, "steps": 3}
+# With an odd number of held-out pairs, so that ranks have different numbers of them.
+SHORT: dict[str, Any] = {"loss": {"type": "dpo"}, "steps": 3, "held_out": 5}
 RECORDED = Path(__file__).with_name("trl_preferences.json")
 PYTHON = tiny.ROOT / ".venv-trl/bin/python"
 # The optimizer of `preference_steps`, as arguments of TRL.
@@ -314,3 +316,31 @@ def test_an_adapter_has_its_base_as_the_reference(
     assert first["train/rewards/chosen"] == 0
     assert last["train/loss"] < math.log(2) - 0.1
     assert last["train/rewards/margins"] > 0.2
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+@pytest.mark.parametrize("kind", ["dpo", "kto", "reward_model"])
+def test_held_out_rows_have_the_metrics_that_a_step_would_have(
+    kind: str,
+    backend: str,
+    model: Path,
+    reward_model: Path,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are measured in several pages, and nothing is trained."""
+    monkeypatch.setattr(held_out, "PAGE", 3)
+    start = reward_model if kind == "reward_model" else model
+    file = save_judged(rows, tmp_path / "judged.jsonl") if kind == "kto" else rows
+    spec = preference_steps.spec_of(str(start), {"type": kind}, backend=backend)
+    policy = backend_class(spec)(spec, model_dir=start, timeout=timedelta(seconds=tiny.TIMEOUT))
+    assert isinstance(policy, LearningPolicy)
+    samples = preference_steps.samples_of(spec, file)[: preference_steps.PAIRS]
+    measured = preference_steps.HeldOutRows(policy, samples)
+    before = measured.metrics()
+    assert before == measured.metrics()
+    trained = preference_steps.step(policy, samples)
+    for name, value in before.items():
+        assert trained[f"train/{name}"] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    assert measured.metrics()["loss"] < before["loss"]

@@ -79,6 +79,8 @@ def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> No
     evaluated = job({"loss": {"type": "sft"}}, evaluation={"datasets": [{"path": "e"}]})
     assert evaluated.replicas == 1, "engines only evaluate"
     assert not evaluated.judged
+    measured = job({"loss": {"type": "sft"}}, reward=None, evaluation={"heldOut": [{"path": "e"}]})
+    assert (measured.replicas, measured.evaluates) == (0, False), "the trainer measures them"
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,19 @@ EVERY_PATH: dict[str, Any] = {
                 "function": "f11.py:f",
                 "reward": {"function": "f12.py:f", "model": {"tokenizer": "t2"}},
             }
-        ]
+        ],
+        "heldOut": [
+            {"path": "d3.jsonl", "source": {"function": "f17.py:f"}, "function": "f18.py:f"}
+        ],
     },
-    "trainer": {"lora": {"from": "a1"}},
+    "trainer": {
+        "lora": {"from": "a1"},
+        "hooks": {
+            "init": "f19.py:f",
+            "beforeLogProbs": "f20.py:f",
+            "beforeTrainStep": "f21.py:f",
+        },
+    },
     "telemetry": {"trackers": [{"function": "f16.py:C", "python": "w6"}]},
     "debug": {"replay": "r1"},
 }
@@ -94,11 +104,17 @@ ALL = [
     ("spec.algorithm.critic.modelPath", "model", "m3"),
     ("spec.algorithm.distillation.teacher.path", "model", "m4"),
     ("spec.trainer.lora.from", "adapter", "a1"),
+    ("spec.trainer.hooks.init", "function", "f19.py:f"),
+    ("spec.trainer.hooks.beforeLogProbs", "function", "f20.py:f"),
+    ("spec.trainer.hooks.beforeTrainStep", "function", "f21.py:f"),
     ("spec.evaluation.datasets[0].path", "data", "d2.jsonl"),
     ("spec.evaluation.datasets[0].source.function", "function", "f10.py:f"),
     ("spec.evaluation.datasets[0].function", "function", "f11.py:f"),
     ("spec.evaluation.datasets[0].reward.function", "function", "f12.py:f"),
     ("spec.evaluation.datasets[0].reward.model.tokenizer", "tokenizer", "t2"),
+    ("spec.evaluation.heldOut[0].path", "data", "d3.jsonl"),
+    ("spec.evaluation.heldOut[0].source.function", "function", "f17.py:f"),
+    ("spec.evaluation.heldOut[0].function", "function", "f18.py:f"),
     ("spec.telemetry.trackers[0].function", "function", "f16.py:C"),
     ("spec.telemetry.trackers[0].python", "word", "w6"),
     ("spec.debug.replay", "rollouts", "r1"),
@@ -110,6 +126,7 @@ HELD = ("model", "draft", "adapter", "tokenizer")
 UNMARKED = {
     "spec.data.prompts[].name": "a name in metrics",
     "spec.evaluation.datasets[].name": "a name in metrics",
+    "spec.evaluation.heldOut[].name": "a name in metrics",
     "spec.weightSync.store.uri": "a place of the trainer and the workers, which no volume holds",
 }
 FILE_WORDS = re.compile(

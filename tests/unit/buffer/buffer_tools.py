@@ -70,7 +70,9 @@ def make_job(directory: Path, rows: int = 20, **changes: Any) -> RLJob:
     deep(spec, copy.deepcopy({key.replace("__", "."): value for key, value in changes.items()}))
     if "images" in spec["data"]:  # only this backend trains with images
         spec["trainer"].setdefault("backend", "fsdp")
-    if isinstance(spec.get("evaluation"), dict) and "datasets" not in spec["evaluation"]:
+    if isinstance(spec.get("evaluation"), dict) and not {"datasets", "heldOut"} & {
+        *spec["evaluation"]
+    }:
         spec["evaluation"]["datasets"] = [
             {"path": str(write_prompts(directory / "held-out.jsonl", 3))}
         ]

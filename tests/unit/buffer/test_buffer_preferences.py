@@ -12,6 +12,7 @@ import pytest
 
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.sources.answers import Answers
 from tests.chat import PLAIN, assistant, save, tokenizer, user
 from tests.unit.buffer.buffer_tools import LocalBuffer, shard_group
 
@@ -142,3 +143,65 @@ def test_an_answer_of_kto_has_the_one_of_the_row_before_to_estimate_a_kl(
     whole = tokenizer().decode(np.frombuffer(made[1].branches[0].tokens, "<i4"))
     assert whole == "1 + 1 = 1<|im_end|>"
     buffer.check()
+
+
+def held_out(buffer: LocalBuffer, first: int, count: int) -> list[pb.Sample]:
+    """Return the samples of held-out rows, each a group of its own."""
+    source = buffer.core.local_source
+    assert isinstance(source, Answers)
+    groups = [pb.SampleGroup.FromString(data) for data in source.held_out(0, first, count).result()]
+    assert [group.prompt.group_id for group in groups] == [*range(first, first + len(groups))]
+    return [sample for group in groups for sample in group.samples]
+
+
+def test_held_out_pairs_are_encoded_as_those_of_training_and_never_trained(
+    dpo: MakeBuffer, tmp_path: Path
+) -> None:
+    file = rows(
+        tmp_path / "others.jsonl",
+        5,
+        row3={"prompt": "a", "chosen": "b", "rejected": "c" * 300},
+    )
+    buffer = dpo(evaluation={"heldOut": [{"path": file}]})
+    read = held_out(buffer, 1, 3)
+    assert [trained(sample) for sample in read[:2]] == ["2<|im_end|>", "3<|im_end|>"]
+    assert [trained(branch) for branch in read[0].branches] == ["?<|im_end|>"]
+    assert read[2].status == pb.SAMPLE_STATUS_FAILED
+    assert f"{file}: row 3: 302 tokens, at most 200 fit" in read[2].error
+    assert len(held_out(buffer, 4, 256)) == 1, "the end of the data set"
+    assert buffer.step(1) == [0, 1, 2, 3]
+    assert buffer.counters["groups_leased"] == 4
+    buffer.check()
+
+
+def test_held_out_answers_of_kto_have_the_one_of_the_row_before(
+    dpo: MakeBuffer, tmp_path: Path
+) -> None:
+    judged = {
+        f"row{i}": {"prompt": f"{i} + 1 =", "completion": f" {i + 1}", "label": True}
+        for i in range(12)
+    }
+    file = rows(tmp_path / "judged.jsonl", 12, **judged)
+    buffer = dpo(
+        file,
+        algorithm={"loss": {"type": "kto"}},
+        evaluation={"heldOut": [{"path": f"{file}@[8:]"}]},
+    )
+    others = [[trained(b) for b in sample.branches] for sample in held_out(buffer, 0, 3)]
+    assert others == [[" 10<|im_end|>"], [" 9<|im_end|>"], [" 10<|im_end|>"]]
+
+
+@pytest.mark.parametrize(
+    ("rejected", "message"),
+    [
+        ({"rejected": "c" * 300}, r"heldOut\[0\]: .*pairs.jsonl: row 0: 302 tokens"),
+        ({}, r"pairs.jsonl:1: no column 'rejected'"),
+    ],
+    ids=["all too long", "a wrong row"],
+)
+def test_held_out_rows_that_are_no_use_end_the_job_at_its_start(
+    dpo: MakeBuffer, tmp_path: Path, rejected: dict[str, str], message: str
+) -> None:
+    file = rows(tmp_path / "pairs.jsonl", 1, row0={"prompt": "a", "chosen": "b", **rejected})
+    with pytest.raises(ConfigurationError, match=message):
+        dpo(evaluation={"heldOut": [{"path": file}]})

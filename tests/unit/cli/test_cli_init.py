@@ -185,3 +185,40 @@ def test_init_refuses_what_it_cannot_use(
 )
 def test_a_directory_gives_the_job_its_name(tmp_path: Path, directory: str, name: str) -> None:
     assert job_name(tmp_path / directory) == name
+
+
+def test_a_task_of_pairs_is_valid_and_needs_no_engine(tmp_path: Path, sluice: Sluice) -> None:
+    result = sluice("init", tmp_path / "mine", "--yes", "--pairs")
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "mine/reward.py").exists()
+    checked = sluice("validate", tmp_path / "mine/job.yaml", "--deep")
+    assert checked.exit_code == 0, checked.output
+    spec = load_job(tmp_path / "mine/job.yaml").spec
+    assert (spec.algorithm.loss.type, spec.replicas) == ("dpo", 0)
+    assert spec.evaluation is not None
+    assert [source.path for source in spec.evaluation.held_out] == ["eval.jsonl"]
+
+
+def test_pairs_of_a_file_are_split_and_the_model_can_say_both_answers(
+    tmp_path: Path, sluice: Sluice
+) -> None:
+    rows = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": f"{i}?", "chosen": "yes 大", "rejected": "no"} for i in range(20)]
+    rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    assert sluice("init", tmp_path / "mine", "--data", rows, "-y", "--pairs").exit_code == 0
+    tokenizer = load_tokenizer(tmp_path / "mine/model")
+    assert UNKNOWN not in tokenizer.tokenize("yes 大 no")
+    train, test = (
+        [row.row["prompt"] for row in read_source(str(tmp_path / "mine" / f"{name}.jsonl"))]
+        for name in ("train", "eval")
+    )
+    assert (len(train), len(test)) == (18, 2)
+    assert not {*train} & {*test}
+
+
+def test_a_row_that_is_no_pair_is_named(tmp_path: Path, sluice: Sluice) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "a", "label": "b"}) + "\n")
+    result = sluice("init", tmp_path / "mine", "--data", rows, "-y", "--pairs")
+    assert result.exit_code == 1
+    assert "rows.jsonl:1: no column 'chosen'" in result.output

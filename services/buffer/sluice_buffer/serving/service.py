@@ -51,6 +51,7 @@ from sluice_buffer.serving.readback import (
     shard_chunks,
 )
 from sluice_buffer.serving.traces import GroupTraces
+from sluice_buffer.sources.answers import HELD_OUT_ROWS, Answers
 from sluice_buffer.state.storage import StorageError, StorageFullError, value_key
 from sluice_buffer.transitions.leases import LOCAL_WORKER, LeaseCall, WorkerAttempt
 from sluice_buffer.transitions.submits import SubmitAnswer, SubmitOutcome
@@ -374,6 +375,29 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                     self.buffer.storage.value, "examples", value_key(key)
                 )
                 for chunk in to_chunks(number, value) if value else ():
+                    yield chunk
+
+    async def GetHeldOut(
+        self, request: pb.GetHeldOutRequest, context: ServicerContext
+    ) -> AsyncIterator[common_pb2.Chunk]:
+        source, datasets = self.buffer.local_source, self.buffer.prompts.held_out
+        problem = ""
+        if not 0 <= request.dataset < len(datasets):
+            problem = f"the job has no evaluation.heldOut[{request.dataset}]"
+        elif not 1 <= request.rows <= HELD_OUT_ROWS or request.first < 0:
+            problem = (
+                f"expected 1 to {HELD_OUT_ROWS} rows from a first one, found {request.rows} from "
+                f"{request.first}"
+            )
+        if problem:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        # Only jobs that learn from given answers have held-out rows.
+        assert isinstance(source, Answers)
+        reading = source.held_out(request.dataset, request.first, request.rows)
+        rows = await asyncio.wrap_future(reading)
+        for number, data in enumerate(rows):
+            async with self.budget.reserved(len(data)):
+                for chunk in to_chunks(number, data):
                     yield chunk
 
     async def GetFailures(

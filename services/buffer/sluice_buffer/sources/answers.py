@@ -49,6 +49,8 @@ NOTHING_TRAINED = "nothing_trained"
 TRIED_ROWS = 8
 # Rows left out that the log names for each source. All are counted.
 SHOWN = 10
+# Held-out rows of one answer.
+HELD_OUT_ROWS = 256
 # Bytes of images that are in memory: of rows that are prepared, and of those that a transition
 # stores. Further rows are prepared when they are needed, and stored by further transitions.
 AHEAD_BYTES = 256 << 20
@@ -157,6 +159,11 @@ class Answers:
                     problems.append(f"{_where(source, number)}: {error}")
             else:
                 raise ConfigurationError(f"spec.data.prompts[{position}]: {problems[0]}")
+        for position in range(len(self.prompts.held_out)):
+            count = min(self.prompts.held_out_size(position), TRIED_ROWS)
+            errors = [self._held_out(position, at).samples[0].error for at in range(count)]
+            if all(errors):
+                raise ConfigurationError(f"spec.evaluation.heldOut[{position}]: {errors[0]}")
 
     def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
         return policy
@@ -232,6 +239,13 @@ class Answers:
                 f"spec.data.prompts: no row of a whole epoch can be trained; the last: {why}"
             )
 
+    def held_out(self, dataset: int, first: int, rows: int) -> Future[list[bytes]]:
+        """Encode rows of `evaluation.heldOut` as serialized groups of one sample."""
+        end = min(first + rows, self.prompts.held_out_size(dataset))
+        return self._thread.submit(
+            lambda: [self._held_out(dataset, at).SerializeToString() for at in range(first, end)]
+        )
+
     def close(self) -> None:
         self._closing.set()
         self._thread.shutdown(cancel_futures=True)
@@ -259,7 +273,10 @@ class Answers:
             images = [prompt.images[bytes.fromhex(name)] for name in prompt.message.images]
             sample = self._sample(row, source, prompt.message.row, images)
             if isinstance(row, JudgedRow) and sample.status is SampleStatus.COMPLETED:
-                sample.branches = self._mismatched(sample, group_id)
+                # That of the row before, so that it is the same after a restart.
+                before, row, source = self._read(group_id - 1 if group_id else 1)
+                other = self._sample(row, source, before.message.row, [])
+                sample.branches = self._mismatched(sample, other)
         return Prepared(
             pb.SampleGroup(prompt=prompt.message, samples=[codec.sample_to_message(sample)]), prompt
         )
@@ -275,14 +292,22 @@ class Answers:
                     break
         return self.prompts.training(group_id)
 
-    def _mismatched(self, sample: Sample, group_id: int) -> list[TokenSequence]:
+    def _held_out(self, dataset: int, at: int) -> pb.SampleGroup:
+        """Return a held-out row as a group of one sample, which has failed if it is no use."""
+        message, row, source = self.prompts.held_out_row(dataset, at)
+        sample = self._sample(row, source, message.row, [])
+        rows = self.prompts.held_out_size(dataset)
+        if isinstance(row, JudgedRow) and sample.status is SampleStatus.COMPLETED and rows > 1:
+            prompt, row, source = self.prompts.held_out_row(dataset, at - 1 if at else 1)
+            other = self._sample(row, source, prompt.row, [])
+            sample.branches = self._mismatched(sample, other)
+        return pb.SampleGroup(prompt=message, samples=[codec.sample_to_message(sample)])
+
+    def _mismatched(self, sample: Sample, other: Sample) -> list[TokenSequence]:
         """Return the prompt with the answer to another one, with which kto estimates a KL.
 
-        It is the answer of the row before, of the first row the one after it, so that it is the
-        same after a restart. There is none if that row cannot be trained, or if it is too long.
+        There is none if that row cannot be trained, or if it is too long.
         """
-        prompt, row, source = self._read(group_id - 1 if group_id else 1)
-        other = self._sample(row, source, prompt.message.row, [])
         own = sample.tokens[: sample.prompt_length]
         if other.status is not SampleStatus.COMPLETED:
             return []

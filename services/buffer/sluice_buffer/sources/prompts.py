@@ -96,11 +96,13 @@ class Prompts:
         """
         self.sources: Sequence[PromptSource] = data.prompts
         self.datasets: Sequence[PromptSource] = evaluation.datasets if evaluation else []
-        check_sources(self.sources, self.datasets)
+        self.held_out: Sequence[PromptSource] = evaluation.held_out if evaluation else []
+        check_sources(self.sources, self.datasets, self.held_out)
         self._images = data.images
         self._read, self._read_prompt = read, prompt_reader(data.images)
         self._tables = [_open(source, spool, read) for source in self.sources]
         self._eval_tables = [_open(source, spool, self._read_prompt) for source in self.datasets]
+        self._held_out_tables = [_open(source, spool, read) for source in self.held_out]
         if data.images:
             self._try_images()
         sizes = [len(table) for table in self._tables]
@@ -281,8 +283,20 @@ class Prompts:
         for at in range(min(count, len(table))):
             yield table.number(at), self._read(table.row(at), self.sources[source])
 
+    def held_out_row(self, dataset: int, at: int) -> tuple[pb.Prompt, PromptRow, PromptSource]:
+        """Return a row of `evaluation.heldOut` as `training` does; its group id is `at`."""
+        table, source = self._held_out_tables[dataset], self.held_out[dataset]
+        row = self._read(table.row(at), source)
+        message = _message(source, row, table.number(at))
+        message.group_id, message.purpose = at, pb.PURPOSE_EVALUATE
+        return message, row, source
+
+    def held_out_size(self, dataset: int) -> int:
+        """Return the number of rows of a data set of `evaluation.heldOut`."""
+        return len(self._held_out_tables[dataset])
+
     def close(self) -> None:
-        for table in (*self._tables, *self._eval_tables):
+        for table in (*self._tables, *self._eval_tables, *self._held_out_tables):
             table.close()
 
 
@@ -299,7 +313,7 @@ def _open(source: PromptSource, spool: Path, read: RowReader) -> Table:
 
 
 def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:
-    if evaluation is None:
+    if evaluation is None or not evaluation.datasets:
         return NO_EVALUATION
     sets = [
         EvalSet(data.source_name, count, data.samples_per_prompt or evaluation.samples_per_prompt)

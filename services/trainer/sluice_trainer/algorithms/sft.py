@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from sluice.api import Algorithm
@@ -13,6 +15,17 @@ from sluice_trainer.algorithms.objective import (
     metric_sums,
     zero_masked_tokens,
 )
+
+# exp of a larger loss would overflow, so a perplexity is at most exp of this.
+_LARGEST_LOG = 700.0
+
+
+def with_perplexity(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics with the perplexity `ppl` in place of sft's `nll`, if there is one."""
+    if "nll" not in metrics:
+        return metrics
+    others = {name: value for name, value in metrics.items() if name != "nll"}
+    return others | {"ppl": math.exp(min(metrics["nll"], _LARGEST_LOG))}
 
 
 def sft_objective(

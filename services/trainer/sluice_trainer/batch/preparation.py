@@ -89,13 +89,7 @@ def prepare(
     spec, steps = policy.spec, policy.spec.trainer.steps_per_batch
     totals = batch_totals(batch, spec)
     if spec.algorithm.offline:
-        # There is no advantage to estimate: a sample's reward is what its row says.
-        answers = [
-            sequence.at_end() if spec.algorithm.trains_reward_model else sequence
-            for group in groups
-            for sample in group.samples
-            for sequence in TrainSequence.from_sample(group.group_id, sample, sample.reward or 0.0)
-        ]
+        answers = given_answers(groups, spec.algorithm)
         return PreparedBatch(by_optimizer_step(batch, answers, steps), totals, {})
 
     # Advantages of this rank's sequences, from the rewards of the whole batch.
@@ -117,6 +111,19 @@ def prepare(
         metrics["rollout/kl_coef"] = policy.kl_coef
         _adapt_kl_coef(policy, float(sums["kl"].mean), inputs.valid_samples)
     return PreparedBatch(by_optimizer_step(batch, sequences, steps), totals, metrics)
+
+
+def given_answers(groups: Sequence[SampleGroup], algorithm: Algorithm) -> list[TrainSequence]:
+    """Return rows with given answers as sequences.
+
+    There is no advantage to estimate: a sample's reward is what its row says.
+    """
+    return [
+        sequence.at_end() if algorithm.trains_reward_model else sequence
+        for group in groups
+        for sample in group.samples
+        for sequence in TrainSequence.from_sample(group.group_id, sample, sample.reward or 0.0)
+    ]
 
 
 def _with_kl_coef(algorithm: Algorithm, coef: float) -> Algorithm:

@@ -202,6 +202,16 @@ class BufferClient:
 
         return self._call("GetExamples", read)
 
+    def held_out(self, dataset: int, first: int, rows: int) -> list[SampleGroup]:
+        """Return rows of `evaluation.heldOut`: fewer than `rows` at the end of the data set."""
+        request = pb.GetHeldOutRequest(dataset=dataset, first=first, rows=rows)
+
+        async def read(stub: buffer_pb2_grpc.BufferStub) -> list[SampleGroup]:
+            chunks = stub.GetHeldOut(request, metadata=rpc.metadata(), timeout=PATIENCE_SECONDS)
+            return [group async for group in _groups(chunks)]
+
+        return self._call("GetHeldOut", read)
+
     def failures(self, after: int) -> list[pb.Failure]:
         """Return a limited number of groups that failed for good, after serial number `after`."""
         request = pb.GetFailuresRequest(after=after)

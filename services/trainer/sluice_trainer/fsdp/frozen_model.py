@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from sluice.api import RLJobSpec
@@ -40,6 +40,10 @@ class ShardedFrozenModel:
         recipe = replace(recipe, lora=None, mtp=False)
         self.net: Net = build(recipe, ranks, share, spec.trainer, learns=False)
         self._spec, self._size, self._ranks = spec, size, ranks
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [self.net.model]
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Return log-probs of the response tokens at the job's temperature.

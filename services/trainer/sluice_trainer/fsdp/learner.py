@@ -57,6 +57,10 @@ class ShardedLearner(Learner):
         self._mtp_rates = _rates_of_mtp(spec, rates)
         self._size, self._ranks = size, ranks
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [self.net.model]
+
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation = self._spec.algorithm.loss_aggregation
         together = self._spec.algorithm.paired
@@ -82,6 +86,18 @@ class ShardedLearner(Learner):
         sums = {"mtp_loss": further.detach(), "mtp_accuracy": (hits.detach() * weights).sum()}
         return replace(objective, loss=objective.loss + further, sums={**objective.sums, **sums})
 
+    @torch.no_grad()
+    def measure(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> dict[str, float]:
+        objectives = [self._objective(batch, forward, loss) for batch in batches]
+        reshard(self.net)
+        return self._sums(objectives)
+
+    def _sums(self, objectives: Seq[Objective]) -> dict[str, float]:
+        own = summed([o.sums for o in objectives])
+        if self.net.share.rank:  # all ranks that share a row have the same sums
+            own = {name: torch.zeros_like(value) for name, value in own.items()}
+        return reduced(own, dist.ReduceOp.SUM)
+
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         if self.net.mtp:
             rate = learning_rate(self.optimizer_steps, self._mtp_rates, self._total)
@@ -93,10 +109,7 @@ class ShardedLearner(Learner):
                 objective = self._objective(batch, forward, loss)
                 objective.loss.backward()  # type: ignore[no-untyped-call]
                 objectives.append(objective)
-        own = summed([o.sums for o in objectives])
-        if self.net.share.rank:  # all ranks that share a row have the same sums
-            own = {name: torch.zeros_like(value) for name, value in own.items()}
-        sums = reduced(own, dist.ReduceOp.SUM)
+        sums = self._sums(objectives)
         maxima = reduced(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
         check_loss(sums)
         limit = self._rates.clip_grad or math.inf

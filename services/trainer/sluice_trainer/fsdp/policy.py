@@ -72,6 +72,7 @@ class ShardedPolicy(LearningPolicy):
             data_parallel_rank=dist.get_rank() // self._share.size,
             data_parallel_size=dist.get_world_size() // self._share.size,
         )
+        self._call_init_hook()
         recipe = Recipe(
             model_dir,
             drawn=spec.model.init == "random",

@@ -41,6 +41,7 @@ from sluice_trainer.loop.checkpoint_schedule import CheckpointSchedule
 from sluice_trainer.loop.clients import Clients
 from sluice_trainer.loop.evaluations import Evaluations, LastEvaluation
 from sluice_trainer.loop.gpu_sharing import GpuSharing
+from sluice_trainer.loop.held_out import HeldOut
 from sluice_trainer.loop.run_records import RunRecords
 from sluice_trainer.loop.weight_update import WeightUpdates
 from sluice_trainer.telemetry import metrics
@@ -78,6 +79,8 @@ class Loop:
         Set when the trainer is to stop.
     profiles
         Steps to profile.
+    held_out
+        Rows of `evaluation.heldOut`; None: the job has none.
 
     """
 
@@ -94,6 +97,7 @@ class Loop:
         total_steps: int,
         stop: threading.Event,
         profiles: Profiles | None = None,
+        held_out: HeldOut | None = None,
     ) -> None:
         self.spec, self.policy, self.learn = spec, policy, learn
         self.clients, self.ranks, self.records = clients, ranks, records
@@ -106,9 +110,8 @@ class Loop:
         self.checkpoints = CheckpointSchedule(
             spec, policy, clients.buffer, ranks.rank, checkpoints, step=policy.step
         )
-        self.evaluations = Evaluations(
-            clients.buffer, records.recorder, spec.evaluation is not None
-        )
+        self.evaluations = Evaluations(clients.buffer, records.recorder, spec.evaluates)
+        self.held_out = held_out
         self.started = False
 
     def run(self) -> None:
@@ -146,6 +149,7 @@ class Loop:
         if save and self.gpus.colocated:
             self._begin_checkpoint(step)
         self._update_engines(step)
+        self._measure_held_out(step)
         # Prompts that are leased after the commit are generated with the new weights.
         self._commit(step, record)
         # Engines already generate while the checkpoint is written.
@@ -240,6 +244,17 @@ class Loop:
         if self.weights.update(version, joiners_only=joiners_only):
             self._begin_steps(version)
 
+    @tracing.traced("held-out rows")
+    @region("held-out rows")
+    def _measure_held_out(self, step: int) -> None:
+        """Compute the loss of rows that are not trained, if it is due after `step`. Collective."""
+        if self.held_out is None or not self.held_out.due(step, self.total_steps):
+            return
+        self._set_state("evaluating")
+        started = time.perf_counter()
+        self.held_out.measure(step)
+        self.records.times["perf/held_out_time"] = time.perf_counter() - started
+
     @tracing.traced("commit")
     def _commit(self, step: int, record: dict[str, float]) -> None:
         """Tell the buffer that the step is trained, and write it down."""
@@ -277,6 +292,8 @@ class Loop:
         # All engines, not only joiners: a trainer that died may have left some in the middle of an
         # update, or at rest.
         self._update_engines(step)
+        if step == 0:
+            self._measure_held_out(step)
         return step
 
     def _begin_steps(self, step: int) -> None:
@@ -289,7 +306,7 @@ class Loop:
         """Save, wait for the last evaluation, export the model, and record the totals."""
         self._save(step)
         self.checkpoints.finish(wait=True)
-        if self.spec.evaluation:
+        if self.spec.evaluates:
             LastEvaluation(
                 self.evaluations, self.clients, self.ranks, self.gpus, self.weights, self.stop
             ).wait(step)

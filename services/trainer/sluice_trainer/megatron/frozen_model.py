@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.distillation import Distillation
@@ -48,6 +48,10 @@ class MegatronFrozenModel:
             chunk.requires_grad_(False) for chunk in build(model_config(spec, shape), shape)
         ]
         load_initial(self.chunks, shape, weights, spec.data.seed)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return self.chunks
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Return log-probs of the response tokens at the job's temperature.

@@ -77,6 +77,7 @@ class MegatronPolicy(LearningPolicy):
             deterministic.enable()
         parallel.initialize(spec.trainer.parallelism, seed=spec.data.seed, timeout=timeout)
         self.ranks = parallel.ranks(timeout)
+        self._call_init_hook()
         self.shape = read_shape(model_dir)
         if spec.algorithm.trains_reward_model:
             self.shape = replace(self.shape, tied=False, value_head=True)
@@ -131,6 +132,7 @@ class MegatronPolicy(LearningPolicy):
         """Also keep the experts that this pass chooses, with `routingReplay: trainer`."""
         if self.spec.trainer.routing_replay != "trainer" or self.shape.experts is None:
             return super()._with_old_log_probs(shard)
+        self._before_log_probs("policy")
         recorder = RoutingRecorder(self._forward, self.shape.experts.count)
         old = self._learner.score(shard, recorder)
         return [

@@ -5,7 +5,6 @@ A backend adds how the model is built, split over ranks, computed and written.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -40,7 +39,7 @@ from sluice_trainer.algorithms.preference import (
     reward_model_objective,
     with_means_by_label,
 )
-from sluice_trainer.algorithms.sft import sft_objective
+from sluice_trainer.algorithms.sft import sft_objective, with_perplexity
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion
@@ -67,6 +66,7 @@ from sluice_trainer.model import deterministic
 from sluice_trainer.model.complete_checkpoint import save_complete
 from sluice_trainer.model.huggingface_files import Config, read_config, save_hf, sequence_classifier
 from sluice_trainer.policy.critic import CriticModel
+from sluice_trainer.policy.hooks import HookContext, ModelName, TrainerHooks
 from sluice_trainer.policy.teacher import FrozenModel
 from sluice_trainer.step.batch_statistics import (
     OptimizerStep,
@@ -80,11 +80,8 @@ from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import means
 
-# exp of a larger loss would overflow, so a perplexity is at most exp of this.
 if TYPE_CHECKING:
     from peft import LoraConfig
-
-_LARGEST_LOG = 700.0
 
 
 @contextmanager
@@ -129,6 +126,7 @@ class LearningPolicy(ABC):
         self._writing: CheckpointWriter | None = None
         self._removals = BackgroundDeletion()
         self._custom_loss = custom.loss(spec.algorithm)
+        self._hooks = TrainerHooks.load(spec)
         self._micro_batch_size = MicroBatchSize.for_trainer(spec.trainer)
 
     @property
@@ -207,15 +205,42 @@ class LearningPolicy(ABC):
         """The learners by their directory in a checkpoint."""
         return {".": self._learner} | ({"critic": self.critic.learner} if self.critic else {})
 
+    # --- hooks of the user
+
+    def _call_init_hook(self) -> None:
+        """Call `trainer.hooks.init`, before the model is built."""
+        self._hooks.init(HookContext(self.spec, self.ranks.rank, self.ranks.world_size))
+
+    def _before_log_probs(self, model: ModelName) -> None:
+        """Call `trainer.hooks.beforeLogProbs`, before this model computes without gradients."""
+        self._hooks.before_log_probs(self._hook_context(model))
+
+    def _hook_context(self, model: ModelName = "policy", optimizer_step: int = 0) -> HookContext:
+        frozen = {"policy": None, "reference": self._reference, "teacher": self._teacher}[model]
+        return HookContext(
+            self.spec,
+            self.ranks.rank,
+            self.ranks.world_size,
+            step=self.step + 1,
+            optimizer_step=optimizer_step,
+            model=model,
+            modules=(frozen or self._learner).modules,
+            optimizer=self._learner.optimizer,
+        )
+
     # --- log-probs
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Return log-probs of response tokens under the current weights, [response] float32."""
+        self._before_log_probs("policy")
         return self._learner.score(shard, self._forward)
 
     def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
         """Return log-probs of response tokens under the reference; None if the job has none."""
-        return self._reference.log_probs(shard) if self._reference else None
+        if self._reference is None:
+            return None
+        self._before_log_probs("reference")
+        return self._reference.log_probs(shard)
 
     def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
         kl = self.spec.algorithm.kl
@@ -262,16 +287,13 @@ class LearningPolicy(ABC):
         parts = self._with_log_probs(parts)
         results = []
         for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
-            if self.spec.algorithm.loss.type == "kto":
-                batches = self._batches_of_kto(shard, total)
-            else:
-                batches = self._learner.micro_batches(shard, total)
+            batches = self._micro_batches(shard, total)
             batches = self._with_step_statistics(number, batches, shard)
             self._micro_batch_size.record(batches)
+            self._hooks.before_train_step(self._hook_context(optimizer_step=number))
             results.append(self._learner.step(batches, self._forward, self._objective))
-        metrics = with_means_by_label(means(results)) | {"lr": self._learner.rate}
-        if "nll" in metrics:
-            metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
+        metrics = with_perplexity(with_means_by_label(means(results)))
+        metrics["lr"] = self._learner.rate
         if DIFFERENCE_ON_POLICY in metrics:  # turn it into a mean over on-policy tokens alone
             tokens, share = metrics.pop(DIFFERENCE_ON_POLICY), metrics[ON_POLICY]
             metrics |= {DIFFERENCE_ON_POLICY: tokens / share} if share else {}
@@ -279,6 +301,24 @@ class LearningPolicy(ABC):
         if deterministic.enabled():
             named["deterministic"] = 1.0
         return {f"train/{name}": value for name, value in named.items()}
+
+    def _micro_batches(self, shard: Seq[TrainSequence], total: BatchTotals) -> list[MicroBatch]:
+        if self.spec.algorithm.loss.type == "kto":
+            return self._batches_of_kto(shard, total)
+        return self._learner.micro_batches(shard, total)
+
+    def with_reference(self, shard: Seq[TrainSequence]) -> list[TrainSequence]:
+        """Add the reference's log-probs if the loss compares with them. Collective."""
+        # A KL penalty inside the reward has compared the policy with the reference before.
+        in_loss = self.spec.algorithm.needs_reference and not self.spec.algorithm.kl.coef > 0
+        if not in_loss or not self._any_rank(any(s.ref_log_probs is None for s in shard)):
+            return list(shard)
+        reference = self.reference_log_probs(shard) or []
+        return [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
+
+    def measure(self, shard: Seq[TrainSequence], totals: BatchTotals) -> dict[str, float]:
+        batches = self._micro_batches(shard, totals)
+        return self._learner.measure(batches, self._forward, self._objective)
 
     def _batches_of_kto(self, shard: Seq[TrainSequence], total: BatchTotals) -> list[MicroBatch]:
         """Return the micro-batches of the answers, with the KL of the others. Collective.
@@ -304,6 +344,7 @@ class LearningPolicy(ABC):
         step = OptimizerStep(number, self._learner.optimizer_steps, shard)
         batches = with_step_statistics(batches, step, self.spec, self.ranks, score)
         if self._teacher and self._teacher_divergence:
+            self._before_log_probs("teacher")
             batches = self._teacher.with_hidden_states(batches)
         return batches
 
@@ -332,12 +373,9 @@ class LearningPolicy(ABC):
         needs_old = len(parts) > 1 and not self.spec.algorithm.offline
         if needs_old and self._any_rank(any(s.old_log_probs is None for s in shard)):
             shard = self._with_old_log_probs(shard)
-        # A KL penalty inside the reward has compared the policy with the reference before.
-        in_loss = self.spec.algorithm.needs_reference and not self.spec.algorithm.kl.coef > 0
-        if in_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
-            reference = self.reference_log_probs(shard) or []
-            shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
+        shard = self.with_reference(shard)
         if self._teacher and not self._teacher_divergence:
+            self._before_log_probs("teacher")
             teacher = self._teacher.log_probs(shard)
             shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, teacher, strict=True)]
         # Restore the split into optimizer steps.

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.distillation import Distillation
@@ -26,6 +26,10 @@ class FrozenModel(Protocol):
     Its weights come from files or from the seed, never from the current weights, so they are the
     same after a resume.
     """
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules of this rank."""
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Return log-probs of response tokens at the job's temperature: [response] float32, CPU."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
@@ -39,6 +39,11 @@ class Learner(ABC):
         self._rates = rates
         self._total = total_steps and total_steps * spec.trainer.steps_per_batch
 
+    @property
+    @abstractmethod
+    def modules(self) -> list[nn.Module]:
+        """The modules of this rank."""
+
     def step(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         """Make an optimizer step at the learning rate of the schedule.
 
@@ -70,6 +75,13 @@ class Learner(ABC):
     @abstractmethod
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         """Compute the gradients of all micro-batches, clip their sum, and apply AdamW."""
+
+    @abstractmethod
+    def measure(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> dict[str, float]:
+        """Return the sums of the loss over the micro-batches of all ranks, without gradients.
+
+        For the parameters see `step`.
+        """
 
     @abstractmethod
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:

@@ -77,6 +77,14 @@ CHECKPOINT_STEP = Gauge("sluice_trainer_checkpoint_step", "Step of the last dura
 EVALUATION_REWARD = Gauge(
     "sluice_trainer_evaluation_reward", "Mean reward of the newest evaluation.", ["dataset"]
 )
+HELD_OUT_LOSS = Gauge(
+    "sluice_trainer_held_out_loss", "Loss of held-out rows with given answers.", ["dataset"]
+)
+HELD_OUT_ACCURACY = Gauge(
+    "sluice_trainer_held_out_accuracy_ratio",
+    "Share of held-out pairs whose chosen answer has the higher reward.",
+    ["dataset"],
+)
 ENGINE_PRECISION = Gauge(
     "sluice_trainer_engine_precision",
     "1 for the precision in which engines compute: of their weights, and of their KV cache.",

@@ -32,7 +32,11 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.batch.images import FetchImages
 from sluice_trainer.telemetry import tracker_processes, transcripts
-from sluice_trainer.telemetry.metrics import EVALUATION_REWARD
+from sluice_trainer.telemetry.metrics import (
+    EVALUATION_REWARD,
+    HELD_OUT_ACCURACY,
+    HELD_OUT_LOSS,
+)
 from sluice_trainer.telemetry.thumbnails import Thumbnails
 from sluice_trainer.telemetry.tracker_processes import TrackerProcess
 from sluice_trainer.telemetry.transcripts import Decode, LazyDecoder
@@ -163,6 +167,16 @@ class Recorder:
         if "reward" in evaluation.metrics:
             EVALUATION_REWARD.labels(name).set(evaluation.metrics["reward"])
 
+    def held_out(self, dataset: str, version: int, metrics: Mapping[str, float]) -> None:
+        """Write down the metrics of a data set of `evaluation.heldOut`."""
+        named = {f"eval/{dataset}/{name}": value for name, value in metrics.items()}
+        record = {"version": version, "dataset": dataset, "time": time.time(), **named}
+        run_directory.append(self._directory / run_directory.EVALUATION, record)
+        self._scalars(named, version)
+        HELD_OUT_LOSS.labels(dataset).set(metrics["loss"])
+        if "rewards/accuracies" in metrics:
+            HELD_OUT_ACCURACY.labels(dataset).set(metrics["rewards/accuracies"])
+
     def failures(self, failures: Sequence[pb.Failure]) -> None:
         """Write down which groups failed for good, and why."""
         for failure in failures:
@@ -234,7 +248,7 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
         "index": sample.index,
         "prompt": group.prompt.prompt,
         **{n: sample.metadata[n] for n in (TURNS, BRANCH_TURNS) if n in sample.metadata},
-        **({"images": sample.images} if sample.images != group.prompt.images else {}),
+        **({"images": sample.images} if sample.images else {}),
         "response": sample.response,
         "label": group.prompt.label,
         "reward": sample.reward,

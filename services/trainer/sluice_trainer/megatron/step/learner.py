@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.transformer import TransformerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from sluice.api import Optimizer, Parallelism, RLJobSpec
 from sluice_trainer.algorithms.aggregation import Aggregation, BatchTotals
+from sluice_trainer.algorithms.objective import Objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence, micro_batch_members
 from sluice_trainer.distributed.device import DEVICE, compute_dtype
 from sluice_trainer.megatron import parallel
@@ -113,6 +114,10 @@ class MegatronLearner(Learner):
             self.chunks, config, optimizer, on_host=spec.trainer.optimizer_on_host
         )
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        return self.chunks
+
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation, split = self._spec.algorithm.loss_aggregation, parallel.row_split()
         return [
@@ -127,6 +132,9 @@ class MegatronLearner(Learner):
 
     def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
         return score(self.chunks, shard, self._layout, self._size, forward)
+
+    def measure(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> dict[str, float]:
+        return measured(self.chunks, batches, forward, loss)
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         with self.adapters.dropping() if self.adapters else nullcontext():
@@ -187,6 +195,28 @@ def train_step(
     _, grad_norm, _ = optimizer.step()
     check_gradient(grad_norm, sums["loss"])
     return StepResult(sums, maxima, float(grad_norm))
+
+
+@megatron_device()
+@torch.no_grad()
+def measured(
+    chunks: list[Any], batches: list[MicroBatch], forward: Forward, loss: Loss
+) -> dict[str, float]:
+    """Return the sums of the loss over all ranks; for the parameters see `train_step`."""
+
+    def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
+        batch = next(data)
+
+        def evaluate(output: Tensor, non_loss_data: bool = False) -> Objective:
+            assert batch.loss is not None
+            return loss(output, batch.loss)
+
+        return forward(module, batch), evaluate
+
+    objectives: list[Objective] = run_schedule(step, chunks, batches, forward_only=True)
+    sums = reduce_over_data_parallel(summed([o.sums for o in objectives]), dist.ReduceOp.SUM)
+    result: dict[str, float] = from_last_stage(sums)
+    return result
 
 
 def micro_batch(
