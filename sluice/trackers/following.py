@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
-from sluice.trackers.run import Tracker
+from sluice.trackers.run import Picture, Tracker
 
 DIRECTORY = "trackers"
 _FILES = (run_directory.METRICS, run_directory.EVALUATION)
+# Bounds of a table of samples: its rows, the characters of a text in it, and pictures beside it.
+MOST_ROWS, MOST_CHARACTERS, MOST_PICTURES = 64, 20_000, 16
+# Files that a tracker gets at the end; the report is there if the run has ended before.
+_ARTIFACTS = (
+    run_directory.JOB,
+    run_directory.VERSIONS,
+    run_directory.TOTALS,
+    run_directory.SUMMARY,
+    "report.html",
+)
 # Parts of a record that are no metrics.
 _NO_METRICS = ("step", "version", "attempt", "time", "dataset")
 
@@ -26,7 +36,7 @@ class Follower:
     directory
         The run directory.
     name
-        Name of the tracker, and of the file with its position.
+        Name of the file with the position.
     sample_every_steps
         Steps between tables of samples; 0: none.
 
@@ -54,6 +64,12 @@ class Follower:
                     self._evaluation(tracker, record)
                 self._move(file, end)
 
+    def pass_on_files(self, tracker: Tracker) -> None:
+        """Pass on the files that describe the run, as far as it has them."""
+        for name in _ARTIFACTS:
+            if (self.directory / name).exists():
+                tracker.log_file(self.directory / name)
+
     def left(self) -> int:
         """Return the number of records that were not passed on."""
         return sum(1 for file in _FILES for _ in self._new(file))
@@ -75,8 +91,23 @@ class Follower:
 
     def _samples(self, tracker: Tracker, name: str, file: str, step: int) -> None:
         rows = [*run_directory.records(self.directory / "samples" / file)]
+        if len(rows) > MOST_ROWS:
+            print(f"{name} of step {step}: {MOST_ROWS} of {len(rows)} rows", flush=True)
+        rows = rows[:MOST_ROWS]
         if rows:
-            tracker.log_samples(name, rows, step)
+            tracker.log_samples(name, [bounded(row) for row in rows], step)
+        if pictures := self._pictures(rows):
+            tracker.log_pictures(f"{name}/pictures", pictures, step)
+
+    def _pictures(self, rows: list[dict[str, Any]]) -> list[Picture]:
+        """Return the thumbnails that the trainer has made of the rows' images."""
+        folder = self.directory / "samples" / "images"
+        pictures = [
+            Picture(folder / f"{digest}.jpg", f"row {number}, image {place}")
+            for number, row in enumerate(rows)
+            for place, digest in enumerate(row.get("images") or ())
+        ]
+        return [picture for picture in pictures if picture.path.is_file()][:MOST_PICTURES]
 
     def _new(self, file: str) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield the records after the position, each with the position after it.
@@ -106,6 +137,23 @@ class Follower:
         self._positions[file] = position
         self._file.parent.mkdir(exist_ok=True)
         run_directory.write_json(self._file, self._positions)
+
+
+def bounded(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose texts, also those of lists as JSON, have at most MOST_CHARACTERS."""
+    return {name: _bounded(value) for name, value in row.items()}
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, list | dict):
+        text = json.dumps(value, ensure_ascii=False)
+    else:
+        return value
+    if len(text) <= MOST_CHARACTERS:
+        return value
+    return f"{text[:MOST_CHARACTERS]}... ({len(text) - MOST_CHARACTERS} more characters)"
 
 
 def _metrics(record: dict[str, Any]) -> dict[str, float]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from sluice.trackers.formats import metric_name, parameters
-from sluice.trackers.run import Run
+from sluice.trackers.run import Picture, Run
 
 IDENTITY = "sluice.identity"
 # Limits of a call of the server.
@@ -48,6 +49,14 @@ class MLflow:
     def log_samples(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         self._client.log_text(self._id, lines, f"{metric_name(name)}/{step:07d}.jsonl")
+
+    def log_pictures(self, name: str, pictures: list[Picture], step: int) -> None:
+        folder = f"{metric_name(name)}/{step:07d}"
+        for picture in pictures:
+            self._client.log_artifact(self._id, str(picture.path), folder)
+
+    def log_file(self, path: Path) -> None:
+        self._client.log_artifact(self._id, str(path))
 
     def close(self) -> None:
         self._client.set_terminated(self._id)

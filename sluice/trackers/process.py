@@ -1,4 +1,4 @@
-"""The process of a tracker: `python -P process.py DIRECTORY NAME SETTINGS LIMIT`.
+"""The process of a tracker: `python -P process.py DIRECTORY POSITION SETTINGS LIMIT`.
 
 It follows the run directory until its standard input ends, which happens too when the trainer is
 killed. Then it sends what is left, within LIMIT seconds (0: no limit), and ends.
@@ -20,7 +20,7 @@ if __package__ in (None, ""):
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from sluice.trackers.following import Follower
-from sluice.trackers.run import Run, Tracker
+from sluice.trackers.run import Picture, Run, Tracker
 
 POLL_SECONDS = 1.0
 # Limit of sending what is left of a run that has ended: a library whose server is gone must not
@@ -35,39 +35,53 @@ _CLASSES = {
 }
 
 
-class _Samples:
-    """A tracker whose tables of samples may fail, because its metrics are worth more."""
+class _MetricsFirst:
+    """A tracker whose tables, pictures and files may fail or be missing.
+
+    Its metrics are worth more.
+    """
 
     def __init__(self, tracker: Tracker) -> None:
-        self.log, self.close = tracker.log, getattr(tracker, "close", _nothing)
-        self._log_samples = getattr(tracker, "log_samples", None)
+        self._tracker = tracker
+        self.log = tracker.log
 
     def log_samples(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
-        if self._log_samples is None:
+        self._try("log_samples", f"no {name} of step {step}", name, rows, step)
+
+    def log_pictures(self, name: str, pictures: list[Picture], step: int) -> None:
+        self._try("log_pictures", f"no {name} of step {step}", name, pictures, step)
+
+    def log_file(self, path: Path) -> None:
+        self._try("log_file", f"{path.name} was not sent", path)
+
+    def close(self) -> None:
+        if close := getattr(self._tracker, "close", None):
+            close()
+
+    def _try(self, method: str, consequence: str, *arguments: Any) -> None:
+        call = getattr(self._tracker, method, None)
+        if call is None:
             return
         try:
-            self._log_samples(name, rows, step)
+            call(*arguments)
         except Exception as error:  # libraries raise errors of many kinds
-            print(f"no samples of step {step}: {type(error).__name__}: {error}", flush=True)
-
-
-def _nothing() -> None:
-    pass
+            print(f"{consequence}: {type(error).__name__}: {error}", flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    directory, name, settings = Path(arguments[0]), arguments[1], json.loads(arguments[2])
+    directory, position, settings = Path(arguments[0]), arguments[1], json.loads(arguments[2])
     # The end of standard input is what ends this process, so that it can send what is left.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(10)
-    follower = Follower(directory, name, settings["sampleEverySteps"])
+    follower = Follower(directory, position, settings["sampleEverySteps"])
     try:
-        tracker = _Samples(_start(settings, _run(directory, settings)))
+        tracker = _MetricsFirst(_start(settings, _run(directory, settings)))
         while not _ended(POLL_SECONDS):
             follower.pass_on(tracker)
         signal.alarm(int(arguments[3]))
         follower.pass_on(tracker)
+        follower.pass_on_files(tracker)
         tracker.close()
     except ModuleNotFoundError as error:
         print(

@@ -37,6 +37,17 @@ class Run:
     args: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A small copy of an image of a sample.
+
+    path: of a JPEG. caption: row of the table of samples, and number of the image in it, from 0.
+    """
+
+    path: Path
+    caption: str
+
+
 class Tracker(Protocol):
     """A tracker's run. It is made with a `Run`, and continues the one of the same identity."""
 
@@ -47,10 +58,16 @@ class Tracker(Protocol):
         """
 
     def log_samples(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
-        """Add samples: rows of a file of the run directory.
+        """Add samples: rows of a file of the run directory, at most `MOST_ROWS`.
 
         name: `samples` or, of an evaluation, `samples/eval/NAME`.
         """
+
+    def log_pictures(self, name: str, pictures: list[Picture], step: int) -> None:
+        """Add the pictures of samples; `name` is that of the samples with `/pictures`."""
+
+    def log_file(self, path: Path) -> None:
+        """Add a file of the run directory. It replaces an earlier one of the same name."""
 
     def close(self) -> None:
         """Send what is left, and end."""

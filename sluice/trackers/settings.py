@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sluice.api import RLJob
 from sluice.api.groups.telemetry import TrackerSpec
@@ -17,9 +18,14 @@ from sluice.trackers import process
 
 @dataclass(frozen=True, slots=True)
 class TrackerSettings:
-    """A tracker of a run. name: in logs and files, such as `wandb` or `mlflow-2`."""
+    """A tracker of a run.
+
+    name: in logs, such as `wandb` or `mlflow-2`. position: name of the file that says what it has,
+    which differs with the project.
+    """
 
     name: str
+    position: str
     python: str
     settings: dict[str, Any]
 
@@ -28,7 +34,7 @@ class TrackerSettings:
 
         limit: seconds for what is left at the end; 0: none.
         """
-        words = [str(directory), self.name, json.dumps(self.settings), str(limit)]
+        words = [str(directory), self.position, json.dumps(self.settings), str(limit)]
         return [self.python, "-P", process.__file__, *words]
 
 
@@ -54,9 +60,12 @@ def trackers_of(job: RLJob, directory: Path, variables: Mapping[str, str]) -> li
     for spec in specs:
         kind = spec.type or "own"
         same = sum(tracker.name.partition("-")[0] == kind for tracker in found)
+        place = f"{kind}.{quote(spec.project, safe='')}"
+        again = sum(tracker.position.partition("#")[0] == place for tracker in found)
         found.append(
             TrackerSettings(
                 f"{kind}-{same + 1}" if same else kind,
+                f"{place}#{again + 1}" if again else place,
                 str(Path(spec.python).expanduser()) if spec.python else sys.executable,
                 {
                     "type": spec.type,

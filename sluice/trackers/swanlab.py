@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import swanlab
 
-from sluice.trackers.run import Run
+from sluice.trackers.run import Picture, Run
 
 
 class SwanLab:
@@ -33,6 +34,13 @@ class SwanLab:
     def log_samples(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
         texts = [swanlab.Text(json.dumps(row, ensure_ascii=False, indent=1)) for row in rows]
         self._run.log({name: texts}, step=step)
+
+    def log_pictures(self, name: str, pictures: list[Picture], step: int) -> None:
+        images = [swanlab.Image(str(picture.path), caption=picture.caption) for picture in pictures]
+        self._run.log({name: images}, step=step)
+
+    def log_file(self, path: Path) -> None:
+        swanlab.save(str(path), base_path=str(path.parent), policy="now")
 
     def close(self) -> None:
         self._run.finish()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import trackio
 
 from sluice.trackers.formats import table
-from sluice.trackers.run import Run
+from sluice.trackers.run import Picture, Run
 
 
 class Trackio:
@@ -32,6 +33,14 @@ class Trackio:
     def log_samples(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
         columns, cells = table(rows)
         self._run.log({name: trackio.Table(columns=columns, data=cells)}, step=step)
+
+    def log_pictures(self, name: str, pictures: list[Picture], step: int) -> None:
+        for number, picture in enumerate(pictures):
+            image = trackio.Image(picture.path, caption=picture.caption)
+            self._run.log({f"{name}/{number}": image}, step=step)
+
+    def log_file(self, path: Path) -> None:
+        trackio.save(path, project=self._run.project)
 
     def close(self) -> None:
         self._run.finish()

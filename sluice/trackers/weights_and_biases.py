@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import wandb
 
 from sluice.trackers.formats import table
-from sluice.trackers.run import Run
+from sluice.trackers.run import Picture, Run
 
 INIT_SECONDS = 60.0
 
@@ -39,6 +40,13 @@ class WeightsAndBiases:
     def log_samples(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
         columns, cells = table(rows)
         self._run.log({name: wandb.Table(columns=columns, data=cells), "step": step})
+
+    def log_pictures(self, name: str, pictures: list[Picture], step: int) -> None:
+        images = [wandb.Image(str(picture.path), caption=picture.caption) for picture in pictures]
+        self._run.log({name: images, "step": step})
+
+    def log_file(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
 
     def close(self) -> None:
         self._run.finish()

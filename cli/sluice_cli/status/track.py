@@ -41,12 +41,12 @@ def track(directory: Path, to: str | None, project: str | None) -> None:
 
 def _send(directory: Path, tracker: TrackerSettings) -> bool:
     """Send to one tracker and say how much. Returns True if it failed."""
-    before = Follower(directory, tracker.name, 0).left()
+    before = Follower(directory, tracker.position, 0).left()
     if not before:
         typer.echo(f"{tracker.name}: nothing new")
         return False
     ended = subprocess.run(tracker.command(directory, limit=0), stdin=subprocess.DEVNULL)
-    left = Follower(directory, tracker.name, 0).left()
+    left = Follower(directory, tracker.position, 0).left()
     typer.echo(f"{tracker.name}: {before - left} records sent" + (f", {left} not" if left else ""))
     return ended.returncode != 0 or left > 0
 

@@ -22,7 +22,7 @@ from sluice_trainer.telemetry import tracker_processes
 from sluice_trainer.telemetry.tracker_processes import TrackerProcess
 from tests.tools import missing
 from tests.unit.operator.world import make_job
-from tests.unit.trackers.run_files import add_evaluation, add_step, make_run
+from tests.unit.trackers.run_files import add_evaluation, add_picture, add_step, make_run
 
 PYTHON = Path(sys.prefix).parent / ".venv-trackers/bin/python"
 PROJECT = "digits"
@@ -73,7 +73,7 @@ def follow(run: Path, kind: str, python: Path) -> None:
     processes = [TrackerProcess(run, tracker) for tracker in trackers_of(job, run, {})]
     tracker_processes.close(processes)
     log = run / f"logs/tracker-{kind}.log"
-    assert Follower(run, kind, 0).left() == 0, log.read_text()[-3000:]
+    assert Follower(run, f"{kind}.{PROJECT}", 0).left() == 0, log.read_text()[-3000:]
 
 
 def stored(kind: str, place: str, python: Path) -> dict[str, list[Any]]:
@@ -91,6 +91,7 @@ def test_a_run_that_is_continued_is_one_run(
     kind: str, tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path)
+    add_picture(run)
     with contextlib.ExitStack() as held:
         place = str(run)
         monkeypatch.setenv("WANDB_MODE", "offline")
@@ -119,6 +120,11 @@ def test_a_run_that_is_continued_is_one_run(
     ]
     assert sorted(found["metrics"]) == sorted(expected)
     assert "samples" in found["samples"]
+    assert found["pictures"], "the pictures of samples"
+    assert "job.json" in found["files"]
+    log = (run / f"logs/tracker-{kind}.log").read_text()
+    assert "no samples" not in log, log
+    assert "was not sent" not in log, log
     if kind == "mlflow":
         [[title, status, params]] = found["runs"]
         assert (title, status) == (make_job().metadata.name, "FINISHED")

@@ -2,7 +2,8 @@
 
     python tracked.py wandb|mlflow|trackio|swanlab PLACE
 
-The metrics are [name, step, value]; `samples` are the names under which there are samples.
+The metrics are [name, step, value]; `samples` are the names under which there are samples, and
+`pictures` those of their pictures.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ def wandb(place: str) -> Found:
                 if not rest and name != "step" and not name.startswith("_")
             ]
             samples += [name for name, *rest in values if rest == ["_type"]]
-    return {"metrics": metrics, "samples": samples}
+    files = [file.name for file in Path(place).glob("wandb/offline-run-*/files/*")]
+    return _found(metrics, samples, files)
+
+
+def _found(metrics: list[Any], samples: list[str], files: list[str]) -> Found:
+    pictures = [name for name in samples if name.startswith("samples/pictures")]
+    return {"metrics": metrics, "samples": samples, "pictures": pictures, "files": files}
 
 
 def _level_db(data: bytes) -> list[bytes]:
@@ -69,15 +76,13 @@ def mlflow(place: str) -> Found:
         for name in run.data.metrics
         for metric in client.get_metric_history(run.info.run_id, name)
     ]
-    samples = [
-        entry.path
-        for run in runs
-        for entry in client.list_artifacts(run.info.run_id)
-        if entry.is_dir
-    ]
+    entries = [entry for run in runs for entry in client.list_artifacts(run.info.run_id)]
+    step = "samples/pictures/0000001"
     return {
         "metrics": metrics,
-        "samples": samples,
+        "samples": [entry.path for entry in entries if entry.is_dir],
+        "files": [entry.path for entry in entries if not entry.is_dir],
+        "pictures": [e.path for run in runs for e in client.list_artifacts(run.info.run_id, step)],
         "runs": [[run.info.run_name, run.info.status, run.data.params] for run in runs],
     }
 
@@ -93,7 +98,7 @@ def trackio(place: str) -> Found:
                     samples.append(name)
                 else:
                     metrics.append([name, step, value])
-    return {"metrics": metrics, "samples": samples}
+    return _found(metrics, samples, [file.name for file in Path(place).rglob("*.json")])
 
 
 def swanlab(place: str) -> Found:
@@ -111,7 +116,8 @@ def swanlab(place: str) -> Found:
                 metrics.append([record.scalar.key, record.scalar.step, record.scalar.value.number])
             elif record.WhichOneof("record_type") == "media":
                 samples.append(record.media.key)
-    return {"metrics": metrics, "samples": samples}
+    files = [file.name for file in Path(place).glob("swanlog/**/*.json")]
+    return _found(metrics, samples, files)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from sluice_cli.main import app
@@ -36,6 +37,17 @@ def test_what_is_new_is_sent_once(tmp_path: Path) -> None:
     assert (result.exit_code, result.output) == (0, "own: 2 records sent\n")
     assert (run / "sent").read_text() == "1 2 "
     assert CliRunner().invoke(app, ["track", str(run)]).output == "own: nothing new\n"
+
+
+def test_another_project_gets_the_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = make_run(tmp_path)
+    add_step(run, 1)
+    for project in ("a", "b/c"):
+        command = ["track", str(run), "--to", "wandb", "--project", project]
+        assert CliRunner().invoke(app, command).output == "wandb: 1 records sent\n"
+        assert CliRunner().invoke(app, command).output == "wandb: nothing new\n"
+    assert len([*run.glob("wandb/offline-run-*")]) == 2
 
 
 def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:

@@ -36,3 +36,15 @@ def add_step(directory: Path, step: int, **metrics: float) -> None:
 def add_evaluation(directory: Path, version: int, reward: float) -> None:
     record = {"version": version, "dataset": "digits", "time": 0.0, "eval/digits": reward}
     run_directory.append(directory / run_directory.EVALUATION, record)
+
+
+def add_picture(directory: Path) -> None:
+    """Give the first sample of step 1 an image with its thumbnail."""
+    from PIL import Image
+
+    folder = directory / "samples/images"
+    folder.mkdir()
+    Image.new("RGB", (8, 8), "red").save(folder / "aa.jpg")
+    rows = [ROWS[0] | {"images": ["aa"]}, *ROWS[1:]]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (directory / "samples/step_0000001.jsonl").write_text(lines)

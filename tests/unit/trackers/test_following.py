@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from sluice.telemetry import run_directory
-from sluice.trackers.following import Follower
+from sluice.trackers.following import MOST_CHARACTERS, MOST_ROWS, Follower
 from sluice.trackers.formats import metric_name, parameters, table
+from sluice.trackers.run import Picture
 from tests.unit.trackers.run_files import ROWS, add_evaluation, add_step, make_run
 
 
@@ -28,6 +30,12 @@ class Log:
 
     def log_samples(self, name: str, rows: list[dict[str, Any]], step: int) -> None:
         self.calls.append((step, name, rows))
+
+    def log_pictures(self, name: str, pictures: list[Picture], step: int) -> None:
+        self.calls.append((step, name, [(p.path.name, p.caption) for p in pictures]))
+
+    def log_file(self, path: Path) -> None:
+        self.calls.append((path.name,))
 
     def close(self) -> None:
         raise AssertionError("a follower does not end a tracker")
@@ -96,6 +104,43 @@ def test_two_trackers_have_positions_of_their_own(tmp_path: Path) -> None:
     other = Log()
     Follower(run, "other", 0).pass_on(other)
     assert len(other.calls) == 1
+
+
+def test_tables_of_samples_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    long = "x" * (MOST_CHARACTERS + 7)
+    rows = [{"prompt": [{"content": long}], "response": long, "reward": 0.5}] * (MOST_ROWS + 3)
+    file = run / "samples/step_0000001.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    add_step(run, 1)
+    _, (_, name, sent) = passed_on(run, every=1)
+    assert (name, len(sent), sent[0]["reward"]) == ("samples", MOST_ROWS, 0.5)
+    assert sent[0]["response"] == "x" * MOST_CHARACTERS + "... (7 more characters)"
+    assert sent[0]["prompt"].startswith('[{"content": "xxx')
+    assert sent[0]["prompt"].endswith("more characters)")
+    assert capsys.readouterr().out == f"samples of step 1: {MOST_ROWS} of {MOST_ROWS + 3} rows\n"
+
+
+def test_pictures_and_files_are_passed_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    pictures = run / "samples/images"
+    pictures.mkdir()
+    for digest in ("aa", "cc"):
+        (pictures / f"{digest}.jpg").write_bytes(b"jpeg")
+    rows = [{"response": "r", "images": ["aa", "bb"]}, {"response": "r", "images": ["cc"]}]
+    (run / "samples/step_0000001.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    add_step(run, 1)
+    log = Log()
+    follower = Follower(run, "log", 1)
+    follower.pass_on(log)
+    assert log.calls[-1] == (
+        1,
+        "samples/pictures",
+        [("aa.jpg", "row 0, image 0"), ("cc.jpg", "row 1, image 0")],
+    ), "an image without a thumbnail has no picture"
+    (run / "report.html").write_text("<p>")
+    follower.pass_on_files(log)
+    assert log.calls[-2:] == [("job.json",), ("report.html",)]
 
 
 def test_a_table_has_the_columns_of_all_rows() -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_killed_tracker_goes_on_where_it_was(run: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tracker_processes, "_PAUSE_SECONDS", 0.0)
     process = TrackerProcess(run, settings_of(run))
     add_step(run, 1)
-    until(lambda: Follower(run, "own", 0).left() == 0)
+    until(lambda: Follower(run, settings_of(run).position, 0).left() == 0)
     os.kill(sent(run)[0]["start"][3], signal.SIGKILL)  # type: ignore[index]
     add_step(run, 2)
     with capture_logs() as logs:
@@ -137,7 +138,7 @@ def test_an_interpreter_that_is_not_there_is_told_once_more_at_the_end(run: Path
     settings = settings_of(run)
     add_step(run, 1)
     with capture_logs() as logs:
-        process = TrackerProcess(run, TrackerSettings("own", "/no/python", settings.settings))
+        process = TrackerProcess(run, replace(settings, python="/no/python"))
         process.watch()
         tracker_processes.close([process])
     assert "tracker own cannot start" in logs[0]["event"]

@@ -43,6 +43,8 @@ def test_the_jobs_own_trackers_take_its_place() -> None:
     job = make_job(telemetry={"trackers": own})
     first, second, third = trackers_of(job, HERE, {"WANDB_API_KEY": "k"})
     assert (first.name, second.name, third.name) == ("mlflow", "mlflow-2", "own")
+    positions = [tracker.position for tracker in (first, second, third)]
+    assert positions == ["mlflow.math", "mlflow.sluice", "own.sluice"]
     assert (first.python, second.python) == (sys.executable, "/opt/mlflow/bin/python")
     assert first.settings["name"] == "first"
     assert second.settings["name"] == job.metadata.name

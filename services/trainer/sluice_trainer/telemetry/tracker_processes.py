@@ -64,7 +64,7 @@ class TrackerProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        left = Follower(self._directory, self._tracker.name, 0).left()
+        left = Follower(self._directory, self._tracker.position, 0).left()
         if left:
             self._warn(f"{left} records were not sent; `sluice track {self._directory}` sends them")
 
