@@ -341,6 +341,8 @@ def test_held_out_rows_have_the_metrics_that_a_step_would_have(
     before = measured.metrics()
     assert before == measured.metrics()
     trained = preference_steps.step(policy, samples)
+    if kind == "kto":  # a step divides by the tokens of the mismatched answers, too
+        del before["entropy_loss"]
     for name, value in before.items():
         assert trained[f"train/{name}"] == pytest.approx(value, rel=1e-5, abs=1e-6), name
     assert measured.metrics()["loss"] < before["loss"]
