@@ -1,4 +1,4 @@
-"""The example of preferences: sft, then dpo and a reward model, through killed trainers."""
+"""The example of preferences: sft; dpo and a reward model, through killed trainers; and GRPO."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.telemetry import run_directory
 from tests.integration.run.laptop import ROOT, Laptop, values
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
@@ -42,7 +43,16 @@ def killed_after(run: Laptop, step: int) -> None:
         assert len({record["train/loss"] for record in again}) == 1, f"step {number}: {again}"
 
 
-def test_pairs_teach_more_after_few_conversations(example: Path) -> None:
+def held_out(run: Laptop, metric: str) -> dict[int, float]:
+    """Return a metric of the held-out pairs by version; of a step trained again the last one."""
+    records = run_directory.records(run.directory / run_directory.EVALUATION)
+    name = f"eval/pairs/{metric}"
+    return {record["version"]: record[name] for record in records if name in record}
+
+
+def test_pairs_teach_more_after_few_conversations(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = of(example, "sft")
     assert first.run() == 0, first.text()[-3000:]
     model = f"model.path={first.directory}/checkpoints/hf"
@@ -57,8 +67,18 @@ def test_pairs_teach_more_after_few_conversations(example: Path) -> None:
     before, after = first.summary()["eval_last"], policy.summary()["eval_last"]
     assert after > before + 0.05
 
+    accuracies = held_out(policy, "rewards/accuracies")
+    assert [*accuracies] == [0, 8, 16, 24, 32]
+    assert accuracies[32] > 0.85, "held-out pairs are never the wrong way round"
+    assert held_out(policy, "loss")[32] < held_out(policy, "loss")[0]
+
     judge = of(example, "reward", model, "checkpoint.everySteps=8")
     killed_after(judge, 12)
     accuracies = values(judge.steps().values(), "train/rewards/accuracies")
     assert sum(accuracies[-8:]) / 8 > 0.75
-    assert (judge.directory / "checkpoints/hf/config.json").exists()
+    assert held_out(judge, "rewards/accuracies")[64] > 0.85
+
+    monkeypatch.setenv("REWARD_MODEL", str(judge.directory / "checkpoints/hf"))
+    learned = of(example, "grpo", model)
+    assert learned.run(600) == 0, learned.text()[-3000:]
+    assert learned.summary()["eval_last"] > before + 0.05
