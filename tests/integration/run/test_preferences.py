@@ -67,9 +67,9 @@ def test_pairs_teach_more_after_few_conversations(
     before, after = first.summary()["eval_last"], policy.summary()["eval_last"]
     assert after > before + 0.05
 
-    accuracies = held_out(policy, "rewards/accuracies")
-    assert [*accuracies] == [0, 8, 16, 24, 32]
-    assert accuracies[32] > 0.85, "held-out pairs are never the wrong way round"
+    unseen = held_out(policy, "rewards/accuracies")
+    assert [*unseen] == [0, 8, 16, 24, 32]
+    assert unseen[32] > 0.85, "held-out pairs are never the wrong way round"
     assert held_out(policy, "loss")[32] < held_out(policy, "loss")[0]
 
     judge = of(example, "reward", model, "checkpoint.everySteps=8")

@@ -9,7 +9,7 @@ from typing import Any
 from sluice.telemetry import run_directory
 from tests.unit.operator.world import make_job
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"prompt": [{"role": "user", "content": "1 + 1?"}], "response": "2", "reward": 1.0},
     {"prompt": "2 + 2?", "response": "5", "reward": None},
 ]

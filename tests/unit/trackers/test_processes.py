@@ -150,7 +150,7 @@ def test_a_library_that_is_not_installed_is_named(run: Path) -> None:
     add_step(run, 1)
     with capture_logs() as logs:
         tracker_processes.close(
-            [TrackerProcess(run, TrackerSettings("trackio", sys.executable, settings))]
+            [TrackerProcess(run, TrackerSettings("trackio", "trackio.p", sys.executable, settings))]
         )
     assert "trackio is not installed for " in logs[0]["reason"]
     assert "telemetry.trackers[].python" in logs[0]["reason"]
