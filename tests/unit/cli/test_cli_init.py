@@ -220,5 +220,5 @@ def test_a_row_that_is_no_pair_is_named(tmp_path: Path, sluice: Sluice) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "a", "label": "b"}) + "\n")
     result = sluice("init", tmp_path / "mine", "--data", rows, "-y", "--pairs")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "rows.jsonl:1: no column 'chosen'" in result.output
