@@ -43,7 +43,7 @@ def test_another_project_gets_the_run_too(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = make_run(tmp_path)
     add_step(run, 1)
-    for project in ("a", "b/c"):
+    for project in ("a", "b.c"):
         command = ["track", str(run), "--to", "wandb", "--project", project]
         assert CliRunner().invoke(app, command).output == "wandb: 1 records sent\n"
         assert CliRunner().invoke(app, command).output == "wandb: nothing new\n"
