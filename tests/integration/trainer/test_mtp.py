@@ -145,6 +145,8 @@ def test_the_policy_learns_as_without_it(
         assert with_layer.keys() - without.keys() == {"train/mtp_loss", "train/mtp_accuracy"}
         assert with_layer["train/loss"] == without["train/loss"]
         assert with_layer["train/grad_norm"] == without["train/grad_norm"]
+    shard = tiny.batch(6, seed=2)
+    assert policy.measure(shard, tiny.totals(shard)) == alone.measure(shard, tiny.totals(shard))
     policy.export_hf(tmp_path / "hf")
     alone.export_hf(tmp_path / "alone")
     source, exported, plain = (

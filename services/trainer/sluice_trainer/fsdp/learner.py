@@ -74,10 +74,13 @@ class ShardedLearner(Learner):
         return score(self.net, shard, self._size, self._ranks, forward)
 
     def _objective(self, batch: MicroBatch, forward: Forward, loss: Loss) -> Objective:
-        """Return the objective of a micro-batch, with that of the layer for a further token."""
+        """Return the objective of a micro-batch.
+
+        In training it has that of the layer for a further token, too.
+        """
         assert batch.loss is not None
         scores = forward(self.net, batch)
-        if self.net.mtp is None:
+        if self.net.mtp is None or not torch.is_grad_enabled():
             return loss(scores, batch.loss)
         objective = loss(scores[:-2], batch.loss)
         weights = batch.loss.metric_weights * mtp.predicted(batch)
