@@ -317,8 +317,24 @@ TOGETHER += [
     (
         {"loss": {"type": "reward_model"}},
         {"reward": {"type": "f1"}, "evaluation": {"datasets": [{"path": "e"}]}},
-        "evaluation",
+        "evaluation.datasets",
         "generates nothing that an evaluation could judge",
+    ),
+    (
+        {},
+        {"evaluation": {"heldOut": [{"path": "h"}]}},
+        "evaluation.heldOut",
+        "heldOut has rows with given answers, which this job does not learn from",
+    ),
+    (
+        {"loss": {"type": "sft"}},
+        {
+            "reward": None,
+            "data": {"prompts": [{"path": "p"}], "images": {}},
+            "evaluation": {"heldOut": [{"path": "h"}]},
+        },
+        "evaluation.heldOut",
+        "with data.images leave heldOut out",
     ),
     (
         {"loss": {"type": "reward_model"}},

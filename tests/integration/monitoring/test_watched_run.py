@@ -44,6 +44,8 @@ WHOLE_BATCH = (
 WINDOWS = {"30m": "10s", "15m": "3s", "6h": "10m"}
 # Queries without an answer in this run, and why.
 EMPTY = {
+    "job: Held-out loss: {{dataset}}": "rows with given answers are for sft and preferences",
+    "job: Held-out accuracy: {{dataset}}": "rows with given answers are for sft and preferences",
     "engines: Joined and left: {{member_role}} left": "no stream of a member has ended",
     "engines: Agent requests: {{outcome}}": "no agent plays",
     "engines: Turns and branches: {{history}}": "no agent plays",
