@@ -99,11 +99,9 @@ def make_rows(seed: int = 1234) -> dict[str, list[Row]]:
         held_out_pairs.append(
             {"prompt": prompt, "chosen": [answer(right)], "rejected": [answer(wrong)]}
         )
-    prompts = [{"prompt": pair["prompt"]} for pair in pairs]
     return {
         "chats": conversations,
         "pairs": pairs,
-        "prompts": prompts,
         "eval": questions,
         "eval_pairs": held_out_pairs,
     }
