@@ -53,6 +53,7 @@ def test_the_buffer_is_told_which_checkpoint_was_loaded(
         SimpleNamespace(
             model=SimpleNamespace(path="/no/model"),
             evaluation=None,
+            evaluates=False,
             trainer=trainer,
             checkpoint=SimpleNamespace(async_=False),
             weight_sync=None,
