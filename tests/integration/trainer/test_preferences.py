@@ -11,7 +11,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from sluice.api import RLJobSpec
 from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.loop import held_out
@@ -346,3 +347,23 @@ def test_held_out_rows_have_the_metrics_that_a_step_would_have(
     for name, value in before.items():
         assert trained[f"train/{name}"] == pytest.approx(value, rel=1e-5, abs=1e-6), name
     assert measured.metrics()["loss"] < before["loss"]
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "prompt_mean", "token_sum_norm"])
+def test_held_out_rows_have_the_aggregation_of_a_step(
+    aggregation: str, model: Path, rows: Path
+) -> None:
+    pairs = preference_steps.spec_of(str(model), {"type": "dpo"}, backend="fsdp")
+    samples = [
+        replace(sample, branches=[])
+        for sample in preference_steps.samples_of(pairs, rows)[: preference_steps.PAIRS]
+    ]
+    manifest = pairs.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    manifest["algorithm"] = {"loss": {"type": "sft"}, "aggregation": aggregation}
+    spec = RLJobSpec.model_validate(manifest)
+    policy = backend_class(spec)(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    assert isinstance(policy, LearningPolicy)
+    measured = preference_steps.HeldOutRows(policy, samples).metrics()
+    trained = preference_steps.step(policy, samples)
+    for name, value in measured.items():
+        assert trained[f"train/{name}"] == pytest.approx(value, rel=1e-5, abs=1e-6), name

@@ -84,22 +84,28 @@ class HeldOut:
     def _load(self, number: int, name: str) -> _Dataset:
         """Fetch a data set. Raises ConfigurationError if no row of it can be used."""
         ranks = self.policy.ranks
-        pages, samples, tokens, failed = list[list[TrainSequence]](), 0, 0, list[str]()
+        pages, failed = list[list[TrainSequence]](), list[str]()
+        tokens: dict[int, int] = {}  # of each row, by its group id
         read, whole = 0, True
         while whole:
             fetched = self.buffer.held_out(number, read, PAGE) if ranks.rank == 0 else []
             page: list[SampleGroup] = ranks.broadcast(fetched)
             read, whole = read + len(page), len(page) == PAGE
-            usable = [g for g in page if g.samples[0].status is not SampleStatus.FAILED]
-            failed += [g.samples[0].error for g in page if g not in usable]
+            usable = []
+            for group in page:
+                if group.samples[0].status is SampleStatus.FAILED:
+                    failed.append(group.samples[0].error)
+                else:
+                    usable.append(group)
             if not usable:
                 continue
-            samples += len(usable)
-            tokens += sum(_trained_tokens(g.samples[0], self._counts_branches) for g in usable)
+            tokens |= {
+                g.group_id: _trained_tokens(g.samples[0], self._counts_branches) for g in usable
+            }
             share = usable[ranks.data_parallel_rank :: ranks.data_parallel_size]
             answers = given_answers(share, self.policy.spec.algorithm)
             pages.append(self.policy.with_reference(answers))
-        if not samples:
+        if not tokens:
             raise ConfigurationError(
                 f"spec.evaluation.heldOut[{number}]: no row of {name} can be used; the last: "
                 f"{failed[-1]}"
@@ -107,8 +113,10 @@ class HeldOut:
         if ranks.rank == 0:
             for why in failed[:SHOWN]:
                 logs.get().warning("held-out row left out", error=why)
-            logs.get().info(f"held-out rows {name}: {samples} used, {len(failed)} left out")
-        return _Dataset(name, pages, BatchTotals(samples, tokens))
+            logs.get().info(f"held-out rows {name}: {len(tokens)} used, {len(failed)} left out")
+        longest = self.policy.spec.rollout.sampling.max_response_tokens
+        totals = BatchTotals(len(tokens), sum(tokens.values()), longest, tokens)
+        return _Dataset(name, pages, totals)
 
     @property
     def _counts_branches(self) -> bool:
