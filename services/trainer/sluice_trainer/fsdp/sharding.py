@@ -26,7 +26,7 @@ from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp import mtp
 from sluice_trainer.fsdp.families import decoder_layers
 from sluice_trainer.fsdp.loading import Recipe
-from sluice_trainer.fsdp.lora import adapter_part
+from sluice_trainer.fsdp.lora import adapter_part, adapter_scaling
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.row_share import RowShare
 from sluice_trainer.fsdp.vision import tower_blocks, trained_in_tower
@@ -66,7 +66,7 @@ def build(recipe: Recipe, ranks: Ranks, share: RowShare, trainer: Trainer, *, le
     host = trainer.cpu_offload == "all"
     policy = CPUOffloadPolicy(pin_memory=DEVICE.type == "cuda") if host else OffloadPolicy()
     spread = partial(_apply_fsdp, compute=recipe.compute if learns else None, offload=policy)
-    _shard(net, spread, recompute=learns and trainer.recompute == "full")
+    _shard(net, spread, learns=learns, recompute=learns and trainer.recompute == "full")
     net.to_empty(device="cpu" if host else DEVICE)
     model.tie_weights()
     if host:
@@ -76,9 +76,11 @@ def build(recipe: Recipe, ranks: Ranks, share: RowShare, trainer: Trainer, *, le
     return net
 
 
-def _shard(net: Net, spread: Callable[..., None], *, recompute: bool) -> None:
+def _shard(net: Net, spread: Callable[..., None], *, learns: bool, recompute: bool) -> None:
     mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
-    alone = mesh.size() == 1  # no other rank to gather from: weights in `compute` can stay
+    # With no other rank to gather from, the copies of float32 weights in `compute` can stay. Those
+    # of frozen weights would be a second model in memory, and cost little to make again.
+    stay = mesh.size() == 1 and learns and adapter_scaling(net.model) is None
     if recompute and trained_in_tower(net.model):
         for block in tower_blocks(net.model):
             _recompute(block)
@@ -89,7 +91,7 @@ def _shard(net: Net, spread: Callable[..., None], *, recompute: bool) -> None:
             # Compiled around the checkpoint, so that recomputation is a part of one compiled
             # backward pass.
             block.forward = compiled(block.forward)
-        spread(block, mesh, reshard=not alone)
+        spread(block, mesh, reshard=not stay)
     spread(net, mesh, reshard=False, inputs=False)
 
 
