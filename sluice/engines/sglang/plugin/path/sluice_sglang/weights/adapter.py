@@ -319,7 +319,9 @@ def flat_bucket(worker: Any, handles: Sequence[Any]) -> dict[str, Any]:
     from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 
     monkey_patch_torch_reductions()
-    opened = MultiprocessingSerializer.deserialize(handles[worker.model_runner.tp_rank])
+    opened = MultiprocessingSerializer.deserialize(
+        handles[worker.model_runner.weight_updater.tp_rank]
+    )
     return opened
 
 
