@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,12 @@ GPUS = torch.cuda.device_count()
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "throughput"
 SKIPPED = 2
+STAGES = {
+    "step": "perf/step_time",
+    "waits for responses": "perf/train_wait_time",
+    "trains": "perf/actor_train_time",
+    "sends weights": "perf/update_weights_time",
+}
 NAME = "benchmark"
 SECONDS = 420.0
 ENGINE_GPU = "0"
@@ -60,16 +67,15 @@ def main() -> None:
         directory.mkdir(exist_ok=True)
         os.environ["XDG_STATE_HOME"] = str(directory / "state")
         make_inputs(directory, options.engine_args)
-        apart = rate(
-            run_jobs(directory, "apart", 1, options.steps, gpus=f"{ENGINE_GPU},{TRAINER_GPU}")
-        )
+        visible = f"{ENGINE_GPU},{TRAINER_GPU}"
+        alone = run_jobs(directory, "apart", 1, options.steps, gpus=visible)
+        apart = rate(alone)
         print(f"apart: {apart:,.0f} tokens/s", flush=True)
         with_pool = start_pool(directory)
         print("the pool's engine is ready", flush=True)
         try:
-            shared = rate(
-                run_jobs(directory, "pool", options.jobs, options.steps, gpus=TRAINER_GPU)
-            )
+            together = run_jobs(directory, "pool", options.jobs, options.steps, gpus=TRAINER_GPU)
+            shared = rate(together)
         finally:
             with_pool.send_signal(signal.SIGINT)
             with_pool.wait(60)
@@ -80,8 +86,13 @@ def main() -> None:
     print(f"| apart | 1 | {gpus} | {apart:,.0f} | {apart / gpus:,.0f} |")
     print(f"| pool | {options.jobs} | {gpus} | {shared:,.0f} | {shared / gpus:,.0f} |")
     print(f"pool / apart: {shared / apart:.2f} times the tokens per GPU second")
+    stages = {"apart": stage_seconds(alone), "pool": stage_seconds(together)}
+    print(f"| median of a job's steps | {' | '.join(STAGES)} |\n|{'---|' * (len(STAGES) + 1)}")
+    for way, seconds in stages.items():
+        print(f"| {way} | {' | '.join(f'{second:.2f} s' for second in seconds.values())} |")
     if options.json:
         result = vars(options) | {"apart": apart, "pool": shared, "machine": machine}
+        result["stages"] = stages
         options.json.write_text(json.dumps(result, default=str, indent=2) + "\n")
 
 
@@ -203,6 +214,14 @@ def rate(jobs: Sequence[Sequence[dict[str, Any]]]) -> float:
         step["rollout/tokens"] for steps in jobs for step in steps if begin < step["time"] <= end
     )
     return float(tokens / (end - begin))
+
+
+def stage_seconds(jobs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
+    """Return the median seconds of each stage over the steps of all jobs."""
+    return {
+        name: statistics.median(step.get(key, 0.0) for steps in jobs for step in steps)
+        for name, key in STAGES.items()
+    }
 
 
 if __name__ == "__main__":

@@ -94,11 +94,15 @@ class Server(subprocess.Popen[bytes]):
         while not waiting.done():
             if self.poll() is not None:
                 waiting.cancel()
-                self.output.seek(0)
-                last_words = self.output.read()[-4000:].decode(errors="replace")
-                raise RuntimeError(f"the engine ended with {self.returncode}:\n{last_words}")
+                raise RuntimeError(f"the engine ended with {self.returncode}:\n{self.last_words()}")
             await asyncio.wait({waiting}, timeout=0.25)
         await waiting
+
+    def last_words(self) -> str:
+        """Return the end of its output."""
+        with os.fdopen(os.dup(self.output.fileno()), "rb") as output:
+            size = os.fstat(output.fileno()).st_size
+            return os.pread(output.fileno(), 4000, max(size - 4000, 0)).decode(errors="replace")
 
 
 def small_engine(

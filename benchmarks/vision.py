@@ -36,6 +36,7 @@ from PIL import Image as Pillow
 
 from benchmarks.processes import small_engine
 from sluice.api import RLJobSpec
+from sluice.engines.protocol import EngineError
 from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.launch import IMAGE_ENV, image_args
 from sluice.engines.sglang.plugin.__main__ import PATH
@@ -109,6 +110,7 @@ def main() -> None:
         rows: dict[str, list[float]] = {}
         if "engine" in options.parts:
             rows |= asyncio.run(engine_rates(options, model, of_image))
+            print("the engine's part is done:", rows, flush=True)
         if "trainer" in options.parts:
             rows |= trainer_rates(options, model, processor)
     machine = torch.cuda.get_device_name() if GPUS else platform.machine()
@@ -164,6 +166,8 @@ async def engine_rates(
         for name, value in image_args(on_cpu=not GPUS).items()
         for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
     ]
+    if GPUS:  # the default may need kernels that a build of SGLang lacks
+        words += ["--mm-attention-backend", "triton_attn"]
     requests = options.prompts * options.samples
     room = str(2 * requests * (of_image + options.response + 64))
     port = free_port()
@@ -184,6 +188,9 @@ async def engine_rates(
                     rate = await generate(options, client, of_image, images="images" in name)
                     if turn:  # the first one warms up
                         found.append(rate)
+    except (EngineError, OSError) as error:
+        told = f"error: {error}; the engine's last words:\n{server.last_words()}"
+        raise SystemExit(told) from error
     finally:
         server.terminate()
         server.wait(60)
@@ -263,7 +270,7 @@ def spec(options: argparse.Namespace, model: Path) -> RLJobSpec:
                 "backend": "fsdp",
                 "gpusPerNode": min(GPUS, 1),
                 "steps": 1000,
-                "maxTokensPerGpu": max(8 * options.tokens, 512),
+                "maxTokensPerGpu": max(4 * options.tokens, 512),
             },
         }
     )
