@@ -297,14 +297,12 @@ class GetExamplesRequest(_message.Message):
     def __init__(self, version: _Optional[int] = ..., dataset: _Optional[str] = ...) -> None: ...
 
 class GetHeldOutRequest(_message.Message):
-    __slots__ = ("dataset", "first", "rows")
+    __slots__ = ("dataset", "first")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
     dataset: int
     first: int
-    rows: int
-    def __init__(self, dataset: _Optional[int] = ..., first: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+    def __init__(self, dataset: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class GetImagesRequest(_message.Message):
     __slots__ = ("digests",)

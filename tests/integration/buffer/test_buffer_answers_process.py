@@ -8,7 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
+
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1.common_pb2 import SAMPLE_STATUS_COMPLETED
+from sluice_buffer.serving.service import HELD_OUT_BYTES, HELD_OUT_ROWS
 from tests.chat import assistant, save, user
 from tests.unit.buffer.buffer_tools import BufferProcess, Client
 
@@ -66,3 +71,27 @@ async def test_batches_are_made_and_made_again_after_a_kill(
         assert counters["groups_trained"] == counters["groups_leased"] == 2 * ROWS
         assert counters["groups_lost"] == counters["groups_trained_twice"] == 0
     assert process.end() == 143
+
+
+async def test_a_page_of_held_out_rows_ends_with_a_number_or_with_bytes(
+    make_server: Callable[..., BufferProcess], tmp_path: Path
+) -> None:
+    job = sft_job(tmp_path)
+    (tmp_path / "model/config.json").write_text('{"max_position_embeddings": 1000000}')
+    contents = ["1"] * 300 + ["8 3 " * 100_000] * 4
+    rows = [{"messages": [user("?"), assistant(content)]} for content in contents]
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job["evaluation"] = {"heldOut": [{"path": str(held_out)}]}
+    async with Client(make_server(**job).start(60)) as client:
+        pages, first = [], 0
+        while page := await client.held_out(0, first):
+            pages.append(len(page))
+            first += len(page)
+            assert all(group.samples[0].status == SAMPLE_STATUS_COMPLETED for group in page)
+            size = sum(group.ByteSize() for group in page)
+            assert size < HELD_OUT_BYTES + page[-1].ByteSize()
+        assert pages == [HELD_OUT_ROWS, 300 - HELD_OUT_ROWS + 2, 2]
+        assert not await client.held_out(0, len(rows) + 5)
+        with pytest.raises(grpc.aio.AioRpcError, match="counted from 0, found -1"):
+            await client.held_out(0, -1)

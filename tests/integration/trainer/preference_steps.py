@@ -159,9 +159,10 @@ def train(
 class HeldOutRows:
     """Held-out rows of a buffer that has nothing else, and what is recorded of them."""
 
-    def __init__(self, policy: LearningPolicy, samples: list[Sample]) -> None:
+    def __init__(self, policy: LearningPolicy, samples: list[Sample], page: int = 256) -> None:
         self._groups = [SampleGroup(Prompt(i, "p"), [sample]) for i, sample in enumerate(samples)]
         self._metrics: dict[str, float] = {}
+        self._page = page
         settings = Evaluation.model_validate({"heldOut": [{"path": "rows"}]})
         double = cast("Any", self)
         self._rows = HeldOut(policy, double, double, settings)
@@ -175,8 +176,8 @@ class HeldOutRows:
         if isinstance(call[0], str):  # the recorder's
             self._metrics = call[2]
             return None
-        _, first, rows = call
-        return self._groups[first : first + rows]
+        _, first = call
+        return self._groups[first : first + self._page]
 
 
 def step(policy: LearningPolicy, samples: list[Sample], number: int = 0) -> dict[str, float]:

@@ -25,7 +25,6 @@ from transformers import AutoModelForSequenceClassification
 from sluice.api import RLJobSpec
 from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.batch.sequences import TrainSequence
-from sluice_trainer.loop import held_out
 from sluice_trainer.policy.learning_policy import LearningPolicy
 from tests.integration.trainer import plain, preference_steps, tiny
 from tests.integration.trainer.test_fsdp_steps import apart
@@ -328,17 +327,15 @@ def test_held_out_rows_have_the_metrics_that_a_step_would_have(
     reward_model: Path,
     rows: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are measured in several pages, and nothing is trained."""
-    monkeypatch.setattr(held_out, "PAGE", 3)
     start = reward_model if kind == "reward_model" else model
     file = save_judged(rows, tmp_path / "judged.jsonl") if kind == "kto" else rows
     spec = preference_steps.spec_of(str(start), {"type": kind}, backend=backend)
     policy = backend_class(spec)(spec, model_dir=start, timeout=timedelta(seconds=tiny.TIMEOUT))
     assert isinstance(policy, LearningPolicy)
     samples = preference_steps.samples_of(spec, file)[: preference_steps.PAIRS]
-    measured = preference_steps.HeldOutRows(policy, samples)
+    measured = preference_steps.HeldOutRows(policy, samples, page=3)
     before = measured.metrics()
     assert before == measured.metrics()
     trained = preference_steps.step(policy, samples)

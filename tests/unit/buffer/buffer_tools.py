@@ -416,6 +416,10 @@ class Client:
         request = pb.GetExamplesRequest(version=version, dataset=dataset)
         return await _groups(self.stub.GetExamples(request, timeout=60.0, metadata=self.metadata))
 
+    async def held_out(self, dataset: int, first: int) -> list[common.SampleGroup]:
+        request = pb.GetHeldOutRequest(dataset=dataset, first=first)
+        return await _groups(self.stub.GetHeldOut(request, timeout=60.0, metadata=self.metadata))
+
     async def images(self, digests: list[str]) -> list[common.Image]:
         request = pb.GetImagesRequest(digests=digests)
         assembler, call = (

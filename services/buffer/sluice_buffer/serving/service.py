@@ -51,13 +51,15 @@ from sluice_buffer.serving.readback import (
     shard_chunks,
 )
 from sluice_buffer.serving.traces import GroupTraces
-from sluice_buffer.sources.answers import HELD_OUT_ROWS, Answers
+from sluice_buffer.sources.answers import Answers
 from sluice_buffer.state.storage import StorageError, StorageFullError, value_key
 from sluice_buffer.transitions.leases import LOCAL_WORKER, LeaseCall, WorkerAttempt
 from sluice_buffer.transitions.submits import SubmitAnswer, SubmitOutcome
 
 T = TypeVar("T")
 MAX_WAIT_SECONDS = 300.0
+# A page of held-out rows ends at one of these: with the row that reaches the bytes.
+HELD_OUT_ROWS, HELD_OUT_BYTES = 256, 8 << 20
 _PREPARE_SECONDS = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,199}")
 _SHOWN_CHARACTERS = 80
@@ -384,21 +386,22 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         problem = ""
         if not 0 <= request.dataset < len(datasets):
             problem = f"the job has no evaluation.heldOut[{request.dataset}]"
-        elif not 1 <= request.rows <= HELD_OUT_ROWS or request.first < 0:
-            problem = (
-                f"expected 1 to {HELD_OUT_ROWS} rows from a first one, found {request.rows} from "
-                f"{request.first}"
-            )
+        elif request.first < 0:
+            problem = f"rows are counted from 0, found {request.first}"
         if problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
         # Only jobs that learn from given answers have held-out rows.
         assert isinstance(source, Answers)
-        reading = source.held_out(request.dataset, request.first, request.rows)
-        rows = await asyncio.wrap_future(reading)
-        for number, data in enumerate(rows):
+        end = min(request.first + HELD_OUT_ROWS, self.buffer.prompts.held_out_size(request.dataset))
+        sent = 0
+        for number, at in enumerate(range(request.first, end)):
+            data = await asyncio.wrap_future(source.held_out(request.dataset, at))
             async with self.budget.reserved(len(data)):
                 for chunk in to_chunks(number, data):
                     yield chunk
+            sent += len(data)
+            if sent >= HELD_OUT_BYTES:
+                return
 
     async def GetFailures(
         self, request: pb.GetFailuresRequest, context: ServicerContext

@@ -49,8 +49,6 @@ NOTHING_TRAINED = "nothing_trained"
 TRIED_ROWS = 8
 # Rows left out that the log names for each source. All are counted.
 SHOWN = 10
-# Held-out rows of one answer.
-HELD_OUT_ROWS = 256
 # Bytes of images that are in memory: of rows that are prepared, and of those that a transition
 # stores. Further rows are prepared when they are needed, and stored by further transitions.
 AHEAD_BYTES = 256 << 20
@@ -239,12 +237,9 @@ class Answers:
                 f"spec.data.prompts: no row of a whole epoch can be trained; the last: {why}"
             )
 
-    def held_out(self, dataset: int, first: int, rows: int) -> Future[list[bytes]]:
-        """Encode rows of `evaluation.heldOut` as serialized groups of one sample."""
-        end = min(first + rows, self.prompts.held_out_size(dataset))
-        return self._thread.submit(
-            lambda: [self._held_out(dataset, at).SerializeToString() for at in range(first, end)]
-        )
+    def held_out(self, dataset: int, at: int) -> Future[bytes]:
+        """Encode a row of `evaluation.heldOut` as a serialized group of one sample."""
+        return self._thread.submit(lambda: self._held_out(dataset, at).SerializeToString())
 
     def close(self) -> None:
         self._closing.set()

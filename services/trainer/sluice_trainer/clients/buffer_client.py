@@ -202,9 +202,9 @@ class BufferClient:
 
         return self._call("GetExamples", read)
 
-    def held_out(self, dataset: int, first: int, rows: int) -> list[SampleGroup]:
-        """Return rows of `evaluation.heldOut`: fewer than `rows` at the end of the data set."""
-        request = pb.GetHeldOutRequest(dataset=dataset, first=first, rows=rows)
+    def held_out(self, dataset: int, first: int) -> list[SampleGroup]:
+        """Return a page of rows of `evaluation.heldOut`; none after the end of the data set."""
+        request = pb.GetHeldOutRequest(dataset=dataset, first=first)
 
         async def read(stub: buffer_pb2_grpc.BufferStub) -> list[SampleGroup]:
             chunks = stub.GetHeldOut(request, metadata=rpc.metadata(), timeout=PATIENCE_SECONDS)

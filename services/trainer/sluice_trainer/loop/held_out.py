@@ -22,8 +22,6 @@ from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.clients.buffer_client import BufferClient
 from sluice_trainer.telemetry.recorder import Recorder
 
-# Rows of a page, at most 256. All ranks have a page in memory at once.
-PAGE = 256
 # Rows left out that the log names for each data set.
 SHOWN = 10
 
@@ -86,11 +84,9 @@ class HeldOut:
         ranks = self.policy.ranks
         pages, failed = list[list[TrainSequence]](), list[str]()
         tokens: dict[int, int] = {}  # of each row, by its group id
-        read, whole = 0, True
-        while whole:
-            fetched = self.buffer.held_out(number, read, PAGE) if ranks.rank == 0 else []
-            page: list[SampleGroup] = ranks.broadcast(fetched)
-            read, whole = read + len(page), len(page) == PAGE
+        read = 0
+        while page := self._page(number, read):
+            read += len(page)
             usable = []
             for group in page:
                 if group.samples[0].status is SampleStatus.FAILED:
@@ -117,6 +113,14 @@ class HeldOut:
         longest = self.policy.spec.rollout.sampling.max_response_tokens
         totals = BatchTotals(len(tokens), sum(tokens.values()), longest, tokens)
         return _Dataset(name, pages, totals)
+
+    def _page(self, dataset: int, first: int) -> list[SampleGroup]:
+        """Return rows on all ranks, none after the last one."""
+        ranks = self.policy.ranks
+        page: list[SampleGroup] = ranks.broadcast(
+            self.buffer.held_out(dataset, first) if ranks.rank == 0 else []
+        )
+        return page
 
     @property
     def _counts_branches(self) -> bool:
