@@ -119,6 +119,13 @@ def test_a_job_that_starts_says_what_it_waits_for(
     assert finding.message == f"pods are running; {waits}"
 
 
+def test_a_job_without_engines_waits_for_none() -> None:
+    job = make_job(algorithm={"loss": {"type": "sft"}}, reward=None)
+    others = [step for step in steps() if step.gang.role != "rollout"]
+    finding = running(job_pass(job, Observed((), status=STARTED, progress=Progress(0))), others)
+    assert (finding.status, finding.reason) == ("True", "Running")
+
+
 def test_running_says_why_a_pod_waits() -> None:
     condition = {
         "type": "PodScheduled",

@@ -164,8 +164,9 @@ def running(
     if fresh and not missing and progress is None:
         return _not_running(UNREACHABLE.name, UNREACHABLE.message)
 
-    # A job that runs stays Running while its engines take their next weights.
-    first = fresh and not status.is_true("Running")
+    # A job that runs stays Running while its engines take their next weights. One that learns from
+    # given answers has none.
+    first = fresh and not status.is_true("Running") and not current.spec.algorithm.offline
     if missing or (first and progress is not None and progress.engines_in_sync == 0):
         return _starting(_engine_start(current))
     text = RUNNING.text(ready=ready, desired=desired)
