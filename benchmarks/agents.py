@@ -1,8 +1,9 @@
 """The gateway for agents: what a turn costs beside the engine's own time, how many episodes a
 worker has room for, how much of a continued turn the engine still has in its prefix cache, and what
-clients cost.
+clients cost; how late the parts of streams are.
 
     python benchmarks/agents.py [--episodes 40] [--turns 4] [--concurrent 1000]
+        [--parts engine episodes streams clients]
 
 Overhead and cache: a real SGLang with random weights, on a CPU where there is no GPU, and episodes
 of a long first message and short turns. Overhead is what a client waits for an answer less the time
@@ -12,6 +13,9 @@ the client's own work, since it runs in this process.
 Concurrent episodes: no engine could serve so many here, so answers of random tokens come after some
 seconds of waiting; everything else is what a worker has. Memory and time are this process's, the
 programs' clients included.
+
+Streams: as many episodes at once, whose answers come in parts of eight tokens, each after a moment.
+A part is as late as the time from the engine's handing it over to the program's having read it.
 
 Clients: as many episodes as an engine plays at once (256), answers after a moment; CPU of a turn in
 all, for programs with OpenAI's client, made in several ways, and for one that posts JSON itself.
@@ -40,7 +44,7 @@ from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
 from benchmarks.processes import small_engine
-from sluice.engines.protocol import Generation
+from sluice.engines.protocol import Generation, OnPart
 from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
@@ -56,6 +60,7 @@ from tests.unit.buffer.buffer_tools import make_job
 
 # Tokens of the first message, of a later one, of an answer.
 FIRST, LATER, ANSWER = 600, 20, 24
+PART = 8  # tokens of a part of a stream
 SPECIAL, MOST = 8, 2000
 AT_ONCE = 256
 PARAMS = {"max_new_tokens": MOST, "temperature": 1.0, "ignore_eos": True}
@@ -107,6 +112,28 @@ class Waiting(Client):
         return Generation(tokens, [-1.0] * ANSWER, [WeightSpan(0, 0, ANSWER)], "length", None)
 
 
+class Parts(Waiting):
+    """Random tokens, in parts with a wait before each. handed_over: when, by a part's tokens."""
+
+    sends_parts = True
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.handed_over: dict[tuple[int, ...], float] = {}
+
+    async def generate(self, rid: str, input_ids: list[int], *args: Any, **kw: Any) -> Generation:
+        on_part: OnPart = kw["on_part"]
+        tokens: list[int] = []
+        for _ in range(ANSWER // PART):
+            await asyncio.sleep(random.uniform(self.seconds, 3 * self.seconds))
+            part = random.choices(range(SPECIAL, SPECIAL + WORDS), k=PART)
+            self.handed_over[tuple(part)] = time.perf_counter()
+            on_part(Generation(part, [-1.0] * PART, [WeightSpan(0, 0, PART)], "length", None))
+            tokens += part
+        spans = [WeightSpan(0, 0, len(tokens))]
+        return Generation(tokens, [-1.0] * len(tokens), spans, "length", None)
+
+
 @dataclass
 class Bench:
     """A worker's gateway, and programs that play at it. waited: seconds of each of their turns."""
@@ -149,6 +176,44 @@ class Bench:
         async with EpisodeRegistry.for_job(spec, encoder) as registry:
             gateway = registry.open_gateway
             yield EpisodeRunner(self.play, "agent", generator, tokenizer, 600.0, None, gateway)
+
+
+@dataclass
+class StreamReader(Bench):
+    """A program that reads streams. late: seconds of each part."""
+
+    engine: Parts = field(default_factory=lambda: Parts(2.0))
+    late: list[float] = field(default_factory=list)
+
+    async def play(self, episode: Episode) -> None:
+        gateway = episode.gateway
+        headers = {"Authorization": f"Bearer {gateway.api_key}"}
+        messages = [{"role": "user", "content": words(FIRST)}]
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for _ in range(self.turns):
+                body = {"model": "m", "messages": messages, "max_tokens": ANSWER, "stream": True}
+                answer = ""
+                async with session.post(
+                    f"{gateway.base_url}/chat/completions", json=body
+                ) as response:
+                    async for line in response.content:
+                        answer += self.text_of(line)
+                messages += [
+                    {"role": "assistant", "content": answer},
+                    {"role": "user", "content": words(LATER)},
+                ]
+
+    def text_of(self, line: bytes) -> str:
+        """Return the text of a line of the stream, and note how late it is."""
+        now = time.perf_counter()
+        if not line.startswith(b"data: {"):
+            return ""
+        choices = json.loads(line[len("data: ") :])["choices"]
+        text: str = choices[0]["delta"].get("content") or "" if choices else ""
+        tokens = tuple(SPECIAL + int(word[1:]) for word in text.split())
+        if tokens in self.engine.handed_over:
+            self.late.append(now - self.engine.handed_over[tokens])
+        return text
 
 
 SHARED = AsyncOpenAI(api_key="of an episode")
@@ -195,15 +260,17 @@ def main() -> None:
     )
     parser.add_argument("--episodes", type=int, default=40)
     parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured"
+    )
     parser.add_argument("--concurrent", type=int, default=1000)
     options = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as directory:
         model = save_model(Path(directory) / "model", 0)
-        asyncio.run(beside_an_engine(model, options))
-        asyncio.run(request_slots(model, options))
-        asyncio.run(clients(model, options.turns))
+        for part in options.parts:
+            asyncio.run(PARTS[part](model, options))
 
 
 async def beside_an_engine(model: Path, options: argparse.Namespace) -> None:
@@ -237,27 +304,38 @@ async def beside_an_engine(model: Path, options: argparse.Namespace) -> None:
 
 async def request_slots(model: Path, options: argparse.Namespace) -> None:
     """Many episodes at once in one worker."""
-    bench, process = Bench(options.turns), psutil.Process()
-    room = options.concurrent
-    async with (
-        Waiting(5.0) as engine,
-        bench.runner(engine, model, room) as runner,
-    ):
+    await side_by_side(Bench(options.turns), Waiting(5.0), model, options.concurrent)
+
+
+async def streams(model: Path, options: argparse.Namespace) -> None:
+    """Many episodes at once, whose programs read streams."""
+    engine = Parts(2.0)
+    bench = StreamReader(options.turns, engine=engine)
+    print("as streams:")
+    await side_by_side(bench, engine, model, options.concurrent)
+    parts = len(engine.handed_over)
+    print(f"  {len(bench.late) / parts:.1%} of {parts:,} parts found, {median_and_p95(bench.late)}")
+
+
+async def side_by_side(bench: Bench, engine: Client, model: Path, room: int) -> None:
+    """Print time, work and memory of so many episodes at once."""
+    process = psutil.Process()
+    async with engine, bench.runner(engine, model, room) as runner:
         await episode(runner, 0)
         before, start, work = process.memory_info().rss, time.perf_counter(), time.process_time()
         await asyncio.gather(*(episode(runner, n + 1) for n in range(room)))
         seconds, work = time.perf_counter() - start, time.process_time() - work
-    turns = options.concurrent * options.turns
     memory = (process.memory_info().rss - before) / MIB
-    print(f"{options.concurrent} episodes of {options.turns} turns at once: {seconds:.0f} s")
-    print(f"  {work / turns * 1e3:.1f} ms of a core a turn, {work / seconds:.0%} of a core")
-    print(f"  {memory:.0f} MiB more than before, {memory / options.concurrent * 1024:.0f} KiB each")
+    turn = work / (room * bench.turns)
+    print(f"{room} episodes of {bench.turns} turns at once: {seconds:.0f} s")
+    print(f"  {turn * 1e3:.1f} ms of a core a turn, {work / seconds:.0%} of a core")
+    print(f"  {memory:.0f} MiB more than before, {memory / room * 1024:.0f} KiB each")
 
 
-async def clients(model: Path, turns: int) -> None:
+async def clients(model: Path, options: argparse.Namespace) -> None:
     """Print the cost of a turn with each."""
-    programs = {name: Program(turns, client=client) for name, client in CLIENTS.items()}
-    for name, bench in {"JSON, posted": Bench(turns), **programs}.items():
+    programs = {name: Program(options.turns, client=client) for name, client in CLIENTS.items()}
+    for name, bench in {"JSON, posted": Bench(options.turns), **programs}.items():
         print(f"{name}: {await cost(bench, model) * 1e3:.1f} ms of a core a turn")
 
 
@@ -275,6 +353,14 @@ def median_and_p95(seconds: Sequence[float]) -> str:
     hundredths = statistics.quantiles(seconds, n=100)
     return f"p50 {hundredths[49] * 1e3:.1f} ms, p95 {hundredths[94] * 1e3:.1f} ms"
 
+
+# What is measured, in this order: an engine beside the gateway, many episodes, streams, clients.
+PARTS = {
+    "engine": beside_an_engine,
+    "episodes": request_slots,
+    "streams": streams,
+    "clients": clients,
+}
 
 if __name__ == "__main__":
     main()
