@@ -224,6 +224,9 @@ def _gateway() -> list[Panel]:
               {"programs": f"sum(sluice_rollout_episode_programs{{{JOB}}})",
                "{{role}} pods, {{state}}":
                f"sum by (role, state) (sluice_rollout_episode_pods{{{JOB}}})"}),
+        lines("Episodes out of time", PER_SECOND, none(),
+              "Episodes that reached rollout.limits.seconds: their samples are truncated, or fail.",
+              {"{{outcome}}": promql.rate("sluice_rollout_episode_timeouts_total", "outcome")}),
         lines("Refused keys", PER_SECOND, above(0.1, 10),
               "Requests with a missing, unknown or expired key: a program that outlives its "
               "episode, or an unauthorised client.",

@@ -8,6 +8,8 @@ from __future__ import annotations
 # Path of the gateway at which a pod joins its worker.
 PATH = "/episode-pods"
 HEARTBEAT_SECONDS = 15.0
+# Message to a pod whose episode's time has passed: it sends what its program has left so far.
+OVER = "over"
 # Limit of a request to the gateway, and of a message to or from a pod. A row of a million tokens,
 # which has its chat twice, takes a fifth of it.
 MOST_BYTES = 64 * 2**20

@@ -17,6 +17,8 @@ MODEL, ENVIRONMENT = "model", "environment"
 # Keys of a turn's record: the number of images that it shows, or that came between the turn before
 # and this one, and the tokens that they add.
 IMAGES, IMAGE_TOKENS = "images", "image_tokens"
+# Key of a sample's metadata: the limit of time at which its episode was cut off, in words.
+TIMED_OUT = "timed_out"
 
 
 @dataclass(frozen=True, slots=True)

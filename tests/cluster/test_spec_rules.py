@@ -281,6 +281,8 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "environment and function both play the episodes",
     ),
     ({"rollout": {"limits": {"summary": {"most": 2}}}}, "summary needs overflow: summarise"),
+    ({"rollout": {"limits": {"onTimeout": "fail"}}}, "onTimeout needs seconds"),
+    ({"rollout": {"limits": {"seconds": 60}}}, "limits.seconds is of episodes"),
     (
         {
             "rollout": {

@@ -57,9 +57,12 @@ _ADOPTED_FIELDS = (
     "image_tokens",
     "metadata",
 )
+# Reason of samples that fail because of `rollout.limits.seconds`.
+EPISODE_TIMEOUT = "episode_timeout"
 # Index of a sample that is not part of the group.
 ASIDE = -1
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Outcome = TypeVar("_Outcome")
 
 
 class EpisodeEndError(Exception):
@@ -74,6 +77,10 @@ class TruncatedError(EpisodeEndError):
 
     The limit is sampling.maxResponseTokens, and observations count.
     """
+
+
+class EpisodeTimeError(TruncatedError):
+    """The episode has reached its limit of time, rollout.limits.seconds."""
 
 
 class InterruptedEpisodeError(EpisodeEndError):
@@ -270,6 +277,8 @@ class Episode:
                 self._end(TruncatedError("the model has generated the placeholder of an image"))
             await self.speak(record, self.sampling | sampling, room - record["length"])
         start, self._at = self._at, self._at + record["length"]
+        if self.ended:  # by the limit of time, in the middle of this turn
+            raise self.ended
         if record["finish"] == "length" and self.room <= 0:
             self._end(
                 TruncatedError(f"the response has its {self.sampling['max_new_tokens']} tokens")
@@ -425,15 +434,20 @@ class Episode:
     ) -> Generation:
         """Let the engine finish a turn, and return its end. The user's time limit is suspended.
 
-        `on_tokens` gets the turn's new tokens as they come.
+        `on_tokens` gets the turn's new tokens as they come. The first turn starts the episode's
+        time. A turn that is cut off when that has passed ends as at a limit of tokens, and the
+        episode with it.
         """
         if self.ended:
             raise self.ended
+        limit = self.time_limit
+        limit.start_episode()
+        over = None if limit.episode_seconds is None else limit.over
         sample = sample or self.sample
         before = sample.response_length - record["length"]
         try:
-            with self.time_limit.at_engine(), REQUESTS.get().holding(self._held):
-                answer = await self.generator.turn(sample, sampling, room, on_tokens)
+            with limit.at_engine(), REQUESTS.get().holding(self._held):
+                answer = await self.generator.turn(sample, sampling, room, on_tokens, over)
         except (PromptRefusedError, EngineError) as error:
             self._stop(error)
             raise
@@ -441,10 +455,39 @@ class Episode:
             record["length"] = sample.response_length - before
         if answer is None:
             self._end(InterruptedEpisodeError("the pod ends"))
+        if answer.finish == "abort":
+            late = self._time_error()
+            self._stop(late)
+            if not record["length"]:
+                raise late
+            answer = replace(answer, finish="length")
         record["finish"] = answer.finish
         if answer.matched_stop:
             record["stop"] = answer.matched_stop
         return answer
+
+    async def in_time(self, work: Awaitable[_Outcome]) -> _Outcome:
+        """Await what plays this episode, and end it if the episode's time has passed.
+
+        Raises
+        ------
+        EpisodeTimeError
+            If it was ended, and the sample is truncated.
+        PlayFailedError
+            If it was ended, and the sample fails.
+
+        """
+        if self.time_limit.episode_seconds is None:
+            return await work
+        if await self.time_limit.ends_in_time(task := asyncio.ensure_future(work)):
+            return task.result()
+        if not self.time_limit.truncates:
+            raise PlayFailedError(EPISODE_TIMEOUT, str(self._time_error()))
+        self._end(self._time_error())
+
+    def _time_error(self) -> EpisodeTimeError:
+        seconds = self.time_limit.episode_seconds or 0.0
+        return EpisodeTimeError(f"took more than {seconds:g} s (rollout.limits.seconds)")
 
     def branch(self) -> Episode:
         """Return an episode that continues from the same tokens, as an alternative.

@@ -6,8 +6,8 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,8 @@ from sluice_rollout.health import EngineHealth, EngineLostError
 # If the requests of this many groups fail without an answer between, the engine is at fault.
 FAILED_GROUPS = 8
 _PAUSE_AFTER_ABORT_SECONDS = 0.2
+# How often, and at which distance, a request is aborted before it is given up with its tokens.
+_ABORTS, _PAUSE_BETWEEN_ABORTS_SECONDS = 10, 1.0
 # Seconds before a request is repeated that a healthy engine has failed to answer.
 _PAUSES_AFTER_ERRORS = (0.5, 2.0)
 
@@ -191,14 +193,16 @@ class Generator:
         sampling: dict[str, Any],
         room: int,
         on_tokens: OnTokens | None = None,
+        over: asyncio.Event | None = None,
     ) -> Generation | None:
         """Append the model's next turn, at most `room` tokens; return all of it with its end.
 
         `on_tokens` gets its tokens as they come. Tokens that it has got are appended to the sample
         whatever happens then.
 
-        Returns None if a drain cuts the turn off. Any other abort comes from a weight update that
-        ends running requests: generation goes on from the tokens so far, under the new weights.
+        Returns None if a drain cuts the turn off. The end is `abort` if `over` does, which is set
+        when the episode's time has passed. Any other abort comes from a weight update that ends
+        running requests: generation goes on from the tokens so far, under the new weights.
 
         Raises
         ------
@@ -212,13 +216,16 @@ class Generator:
         while (left := room - (sample.response_length - before)) > 0:
             if self.has_sampled_placeholder(sample):
                 break
-            answer = await self._request(sample, sampling | {"max_new_tokens": left}, on_tokens)
+            if over and over.is_set():
+                return self._whole_turn(sample, before, "abort", None, cached)
+            limited = sampling | {"max_new_tokens": left}
+            answer = await self._request(sample, limited, on_tokens, over)
             if answer is None:
                 return None
             cached = answer.cached_tokens if cached is None else cached
             if answer.finish in ("stop", "length"):
                 return self._whole_turn(sample, before, answer.finish, answer.matched_stop, cached)
-            if not answer.tokens:
+            if not answer.tokens and not (over and over.is_set()):
                 await asyncio.sleep(_PAUSE_AFTER_ABORT_SECONDS)
         return self._whole_turn(sample, before, "length", None, cached)
 
@@ -246,7 +253,11 @@ class Generator:
         return Generation(tokens, log_probs, [], finish, matched_stop, cached_tokens=cached_tokens)
 
     async def _request(
-        self, sample: Sample, sampling: dict[str, Any], on_tokens: OnTokens | None
+        self,
+        sample: Sample,
+        sampling: dict[str, Any],
+        on_tokens: OnTokens | None,
+        over: asyncio.Event | None,
     ) -> Generation | None:
         """Send one request; return None in a drain."""
         with metrics.REQUESTS_WAITING.track_inprogress():
@@ -256,8 +267,10 @@ class Generator:
         try:
             if self.draining.is_set():
                 return None
+            if over and over.is_set():
+                return _nothing()
             with REQUESTS.get().running():
-                answer = await self._answer_with_retries(sample, sampling, received)
+                answer = await self._answer_with_retries(sample, sampling, received, over)
         finally:
             self.slots.release()
             if kept := answer or (received and received.aborted()):
@@ -267,7 +280,11 @@ class Generator:
         return answer
 
     async def _answer_with_retries(
-        self, sample: Sample, sampling: dict[str, Any], received: _ReceivedParts | None
+        self,
+        sample: Sample,
+        sampling: dict[str, Any],
+        received: _ReceivedParts | None,
+        over: asyncio.Event | None,
     ) -> Generation | None:
         """Return the engine's answer, after up to three attempts: an error may be transient.
 
@@ -277,7 +294,7 @@ class Generator:
         """
         for pause in (*_PAUSES_AFTER_ERRORS, None):
             try:
-                answer = await self._answer(sample, sampling, received)
+                answer = await self._answer(sample, sampling, received, over)
             except PromptRefusedError:
                 self._engine_answered()
                 raise
@@ -292,13 +309,19 @@ class Generator:
                 await asyncio.sleep(pause)
                 if received and received.tokens:
                     return received.aborted()
+                if over and over.is_set():
+                    return _nothing()
             else:
                 self._engine_answered()
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
     async def _answer(
-        self, sample: Sample, sampling: dict[str, Any], received: _ReceivedParts | None
+        self,
+        sample: Sample,
+        sampling: dict[str, Any],
+        received: _ReceivedParts | None,
+        over: asyncio.Event | None,
     ) -> Generation:
         """Return the engine's answer to one request, and count it."""
         finish, started = "error", time.monotonic()
@@ -308,14 +331,15 @@ class Generator:
             tracing.span("generate", sample=sample.index, tokens_before=len(sample.tokens)),
         ):
             try:
-                generation = await self.engine.generate(
-                    uuid.uuid4().hex,
+                generating = self.engine.generate(
+                    rid := uuid.uuid4().hex,
                     sample.tokens.tolist(),
                     sampling,
                     cache=str(self.version()),
                     images=images_of_group(sample.images),
                     on_part=received.add if received else None,
                 )
+                generation = await self._until(over, rid, generating)
                 if received:
                     generation = received.completed_by(generation)
                 finish = generation.finish
@@ -339,6 +363,32 @@ class Generator:
         requests.speculative_passes += generation.speculative_passes
         return generation
 
+    async def _until(
+        self, over: asyncio.Event | None, rid: str, generating: Coroutine[Any, Any, Generation]
+    ) -> Generation:
+        """Return an answer. If `over` is set first, abort its request, which keeps its tokens."""
+        if over is None:
+            return await generating
+        request, end = asyncio.create_task(generating), asyncio.create_task(over.wait())
+        try:
+            await asyncio.wait({request, end}, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                # An engine forgets an abort that overtakes its request, so it is repeated.
+                for _ in range(_ABORTS):
+                    with suppress(EngineError):  # then the request is given up below
+                        await self.engine.abort(rid)
+                    await asyncio.wait({request}, timeout=_PAUSE_BETWEEN_ABORTS_SECONDS)
+                    if request.done():
+                        break
+                else:
+                    return _nothing()
+            return request.result()
+        finally:
+            end.cancel()
+            if not request.done():
+                request.cancel()
+                await asyncio.wait({request})
+
     def _engine_answered(self) -> None:
         self.failed.clear()
         self.health.progress()
@@ -356,6 +406,11 @@ class Generator:
     def text(self, tokens: list[int], matched_stop: str | None) -> str:
         """Return response tokens as text, without the stop string that ended them."""
         return self.decode(tokens).removesuffix(matched_stop or "")
+
+
+def _nothing() -> Generation:
+    """Make the answer of a request that was aborted before it began."""
+    return Generation([], [], [], "abort", None)
 
 
 def sampling_params(

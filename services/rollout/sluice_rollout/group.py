@@ -306,8 +306,9 @@ def group_maker(
         name, play = named
         key = spec.reward.key if spec.reward else None
         return EpisodeRunner(
-            play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key,
-            open_gateway, tuple(seat.name for seat in spec.rollout.seats), image_gate,
+            play, name, generator, encoder.tokenizer, spec.rollout.function_seconds,
+            key, open_gateway, tuple(seat.name for seat in spec.rollout.seats), image_gate,
+            spec.rollout.limits,
         )  # fmt: skip
 
     return GroupMaker(

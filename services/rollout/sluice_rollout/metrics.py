@@ -90,6 +90,11 @@ FUNCTION_FAILURES = Counter(
     "Samples that failed in rollout.function or rollout.environment, by reason",
     ["reason"],
 )
+EPISODE_TIMEOUTS = Counter(
+    "sluice_rollout_episode_timeouts",
+    "Episodes that reached rollout.limits.seconds. outcome: truncated, failed.",
+    ["outcome"],
+)
 EPISODE_PROGRAMS = Gauge(
     "sluice_rollout_episode_programs", "Running programs of rollout.environment."
 )

@@ -66,7 +66,20 @@ class Summary(Model):
 
 
 class EpisodeLimits(Model):
-    """Limits of an episode at the gateway, whatever its program does there."""
+    """Limits of an episode, whatever plays it. Turns and branches are those at the gateway."""
+
+    seconds: PositiveFloat | None = Field(
+        None,
+        description="Longest time of an episode in seconds, from its first turn: at the engine, "
+        "in tools, and waiting. Default: unlimited. `functionSeconds` limits each time "
+        "between two turns.",
+    )
+    on_timeout: Literal["truncate", "fail"] = Field(
+        "truncate",
+        description="What happens after `seconds`. truncate: the turn is cut off and no other is "
+        "generated; what does not end within 30 s is ended. The sample is truncated, and judged by "
+        "what there is. fail: what plays the episode is ended at once, and the sample fails.",
+    )
 
     turns: PositiveInt = Field(
         256,
@@ -94,6 +107,7 @@ class EpisodeLimits(Model):
     summary: Summary = Field(default_factory=Summary)
 
     rules = (
+        only_with("onTimeout", field("seconds").is_set, "onTimeout needs seconds; set both"),
         only_with(
             "summary",
             field("overflow") == "summarise",

@@ -250,7 +250,9 @@ class Rollout(Model):
         "a seat by its name. Rewards are compared with those of the same seat.",
     )
     limits: EpisodeLimits = Field(
-        default_factory=EpisodeLimits, description="Limits of an episode, or of each of its seats."
+        default_factory=EpisodeLimits,
+        description="Limits of an episode. Turns, branches and tokens are those of each of its "
+        "seats.",
     )
     hooks: HooksSpec = Field(default_factory=HooksSpec)
     health: EngineHealthPolicy = Field(
@@ -314,6 +316,12 @@ class Rollout(Model):
             "a summary and a turn have to fit into sampling.maxResponseTokens: shorten "
             "limits.summary.tokens or limits.turnTokens, or make it longer",
             "limits.summary.tokens",
+        ),
+        only_with(
+            "limits.seconds",
+            any_set("function", "environment"),
+            "limits.seconds is of episodes that a program plays: set function or environment; a "
+            "source of data with single answers may say function: none",
         ),
         only_with(
             "seats",

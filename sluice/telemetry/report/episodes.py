@@ -75,6 +75,7 @@ def _page(source: str, record: Mapping[str, Any], samples: Path) -> EpisodePage:
     facts = {
         "reward": _number_text(record.get("reward")),
         "status": str(record.get("status") or ""),
+        "cut off": str(record.get("timed_out") or ""),
         "turns": str(len(spoken)),
         "tool calls": str(sum(len(_CALL.findall(turn["text"])) for turn in spoken)),
         "sampled tokens": f"{sum(turn['tokens'] for turn in spoken):,}",

@@ -53,6 +53,7 @@ EMPTY = {
     "engines: Turn overhead: median": "no agent plays",
     "engines: Turn overhead: 95th percentile": "no agent plays",
     "engines: Refused keys: {{reason}}": "no agent plays",
+    "engines: Episodes out of time: {{outcome}}": "no agent plays",
     "engines: Requests to other models: {{model}}": "no agent plays",
     "engines: Episode programs: {{role}} pods, {{state}}": "a laptop has none",
     "engines: Histories shortened: summaries, {{outcome}}": "none was too long",

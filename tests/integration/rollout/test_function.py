@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sluice.api.groups.episode import EpisodeLimits
 from sluice.engines.sglang.client import Client
 from sluice.runtime import user_code
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.samples.turns import TIMED_OUT
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.episode import Episode, together, whole_group
@@ -83,6 +85,37 @@ async def test_a_conversation_that_a_drain_cut_off_goes_on_in_the_middle_of_its_
     await episode_runner(engine, model)(Prompt(0, "?"), PROMPT, sample, PARAMS)
     assert sample.tokens.tolist()[: len(before)] == before
     check(sample, model)
+
+
+async def test_a_turn_that_the_episodes_time_cuts_off_keeps_what_the_engine_sampled(
+    engine: Client, model: Path, sglang: Sglang
+) -> None:
+    async def play(episode: Episode) -> None:
+        ends = asyncio.create_task(end_after(sglang, 60, episode))
+        await talk(episode)
+        await ends
+
+    runner = episode_runner(engine, model)
+    runner.play, runner.limits = play, EpisodeLimits(seconds=600.0)
+    sample = await runner(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    assert sample.status is SampleStatus.TRUNCATED
+    assert "rollout.limits.seconds" in sample.metadata[TIMED_OUT]
+    length = sample.response_length
+    assert 33 < length < 633
+    assert sample.weight_versions == [WeightSpan(0, 0, length)]
+    expected = log_probs(model, sample.tokens.tolist(), length, 0.8)
+    trained = [i for i in range(length) if sample.loss_mask[i]]
+    assert len(trained) == length - len(OBSERVATION)
+    assert (
+        distance(sample.rollout_log_probs[trained].tolist(), [expected[i] for i in trained])
+        < tolerance()
+    )
+
+
+async def end_after(sglang: Sglang, tokens: int, episode: Episode) -> None:
+    """Let the time of an episode pass once the engine has generated some tokens."""
+    await sglang.generated(tokens)
+    episode.time_limit.over.set()
 
 
 async def test_a_conversation_that_lives_through_an_update_knows_which_weights_made_which_token(

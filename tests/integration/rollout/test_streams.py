@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 
+from sluice.api.groups.episode import EpisodeLimits
 from sluice.engines.sglang.client import Client
-from sluice.samples.sample import Prompt, Sample
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.episode import Episode
 from tests.integration.engines import Sglang
 from tests.integration.proxy import Drop, ProxiedRequest, Proxy
@@ -68,6 +69,30 @@ async def test_a_stream_comes_by_parts_with_the_engines_tokens(
     assert sample.error == ""
     assert sample.trainable_tokens == TOKENS
     assert len([text for text in texts if text]) > 5
+    assert "".join(texts) == decode(sample.tokens[sample.prompt_length :].tolist())
+    check(sample, {0: model})
+
+
+async def test_a_stream_that_the_episodes_time_cuts_off_keeps_its_tokens(
+    engine: Client, model: Path, talkative: Path, tmp_path: Path
+) -> None:
+    texts: list[str] = []
+
+    async def play(episode: Episode) -> None:
+        async with client_of(episode) as ai:
+            body: dict[str, Any] = {"model": "any", "messages": MESSAGES, "max_tokens": 800}
+            async for chunk in await ai.chat.completions.create(**body, stream=True):
+                texts.append(chunk.choices[0].delta.content or "")
+                if "".join(texts):
+                    episode.time_limit.over.set()
+            await ai.chat.completions.create(**body)
+
+    async with runner_at_gateway(play, engine, talkative, tmp_path) as runner:
+        runner.limits = EpisodeLimits(seconds=600.0)
+        sample = await runner(Prompt(0, "?"), [5], Sample(0, reward=1.0), PARAMS)
+        decode = runner.generator.decode
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
+    assert 0 < sample.trainable_tokens < 800
     assert "".join(texts) == decode(sample.tokens[sample.prompt_length :].tolist())
     check(sample, {0: model})
 

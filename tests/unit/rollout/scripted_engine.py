@@ -94,6 +94,36 @@ class Script:
                 await asyncio.sleep(0)
 
 
+class SlowScript(Script):
+    """An engine that answers as in its script, and after that only when a request is aborted.
+
+    It then has sampled `cut` tokens. A deaf one does not answer even then.
+    """
+
+    def __init__(self, *answers: list[int], cut: list[int], deaf: bool = False) -> None:
+        super().__init__(*answers)
+        self.cut, self.deaf = cut, deaf
+        self.aborted: list[str | None] = []
+        self.cancelled = 0
+        self._ended = asyncio.Event()
+
+    async def generate(self, rid: str, *arguments: Any, **options: Any) -> Generation:
+        if self.answers:
+            return await super().generate(rid, *arguments, **options)
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        assert rid in self.aborted
+        return self._generation(self.cut, "abort")
+
+    async def abort(self, rid: str | None = None) -> None:
+        self.aborted.append(rid)
+        if not self.deaf:
+            self._ended.set()
+
+
 def scripted_runner(play: Play, engine: Script, seconds: float = 60.0) -> EpisodeRunner:
     """A runner of a function at a scripted engine."""
 

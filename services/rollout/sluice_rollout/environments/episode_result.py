@@ -8,14 +8,14 @@ from sluice.rewards import RewardError
 from sluice.samples.episode_protocol import RESULT
 from sluice_rollout.environments.process import ProgramExit
 from sluice_rollout.environments.result import Result, ResultError
-from sluice_rollout.episode import Episode, PlayFailedError
+from sluice_rollout.episode import Episode, EpisodeTimeError, PlayFailedError
 from sluice_rollout.gateway.interfaces.errors import too_long
 
 
 async def finish(
     episode: Episode, ended: ProgramExit, judge: Callable[[], Awaitable[None]]
 ) -> None:
-    """Finish an episode whose program has ended.
+    """Finish an episode whose program has ended, or was ended by the limit of the episode's time.
 
     Parameters
     ----------
@@ -31,15 +31,17 @@ async def finish(
     PlayFailedError
         The program failed.
     GatewayError
-        The program failed because its history was too long.
+        The program failed because its history was too long, or its time had passed.
 
     """
-    full = bool(ended.status) and episode.gateway.is_full()
+    late = isinstance(episode.ended, EpisodeTimeError)
+    full = bool(ended.status) and (late or episode.gateway.is_full())
     if ended.status and not full:
         raise PlayFailedError("status", ended.failure)
     await judge()
     if full:
-        raise too_long("the program ended because its history does not fit")
+        limit = str(episode.ended) if late else "its history does not fit"
+        raise too_long(f"the program ended because of a limit: {limit}")
 
 
 def apply_result(

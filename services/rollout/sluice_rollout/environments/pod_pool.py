@@ -22,9 +22,11 @@ from sluice.engines.protocol import EngineError
 from sluice.samples import episode_protocol as wire
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_rollout import metrics
-from sluice_rollout.episode import PlayFailedError
+from sluice_rollout.episode import Episode, EpisodeTimeError, PlayFailedError
 
 CLOSE_SECONDS = 2.0
+# How long an episode whose time has passed waits for what its program has left.
+LEFT_SECONDS = 60.0
 # How long an episode that has ended waits to hear the digest of its image.
 IMAGE_ID_SECONDS = 2.0
 # Errors that another try does not remove: of the kubelet, and of registries.
@@ -56,7 +58,20 @@ class EpisodePod:
             await self.socket.send_str(assignment)
         except ConnectionError as error:
             raise EpisodePodError(f"{self.name} was lost: {error}") from error
-        return await self.outcome
+        return await asyncio.shield(self.outcome)
+
+    async def end(self) -> dict[str, Any]:
+        """Tell the pod that its episode is over. Returns what its program has left so far.
+
+        Raises EpisodePodError if the pod is lost.
+        """
+        try:
+            await self.socket.send_str(wire.OVER)
+            async with asyncio.timeout(LEFT_SECONDS):
+                return await self.outcome
+        except (ConnectionError, TimeoutError) as error:
+            text = f"{self.name} did not send what its program had left at the end of its time"
+            raise EpisodePodError(text) from error
 
     async def listen(self) -> None:
         """Receive messages until the connection ends. Cancelled if it breaks."""
@@ -214,11 +229,19 @@ class PodPool:
         # The pod has come and gone between two reports.
         return self._image_ids.get(pod.image, pod.image)
 
-    async def run(self, pod: EpisodePod, assignment: str) -> dict[str, Any]:
-        """Run a pod's program, then end the pod. Returns what it left. Raises EpisodePodError."""
+    async def run(
+        self, pod: EpisodePod, assignment: str, episode: Episode | None = None
+    ) -> dict[str, Any]:
+        """Run a pod's program, within the time of an episode, then end the pod.
+
+        Returns what it left. Raises EpisodePodError.
+        """
         try:
             with metrics.EPISODE_PODS.labels(self.role, "playing").track_inprogress():
-                return await pod.run(assignment)
+                playing = pod.run(assignment)
+                return await (episode.in_time(playing) if episode else playing)
+        except EpisodeTimeError:
+            return await pod.end()
         finally:
             await pod.socket.close()
 

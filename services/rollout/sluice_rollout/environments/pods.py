@@ -15,7 +15,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 
@@ -66,6 +66,8 @@ class EpisodePods:
     verifiers: PodPool
     rules: VerifierRules | None = None  # None: the job has no verifier
     images: RowImages = RowImages()
+    # An episode whose time has passed is judged by what its program has left.
+    judges_after_time: ClassVar[bool] = True
 
     @classmethod
     def create(
@@ -170,7 +172,7 @@ class EpisodePods:
         with episode.time_limit.stopped():
             pod = await pool.next_free(image)
         async with limit or contextlib.nullcontext():
-            left = await pool.run(pod, assignment)
+            left = await pool.run(pod, assignment, None if limit else episode)
         if image:
             with episode.time_limit.stopped():
                 episode.metadata[wire.IMAGE_KEYS[pool.role]] = await pool.image_id(pod)

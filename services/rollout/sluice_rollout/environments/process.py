@@ -45,6 +45,10 @@ class ProgramExit:
         return "\n".join([self.how + last, *lines[:-1]])[:_SHOWN_CHARACTERS]
 
 
+# The end of a program that was killed, because the time of its episode had passed.
+KILLED = ProgramExit(-signal.SIGKILL, "", "")
+
+
 @dataclass
 class Tail:
     """The last bytes that are written to an output."""

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.environment import RolloutEnvironment
@@ -42,7 +43,7 @@ from sluice_rollout.environments.fork_server_process import ForkServerLostError
 from sluice_rollout.environments.fork_server_supervisor import ForkServerSupervisor, Run
 from sluice_rollout.environments.process import ProgramExit
 from sluice_rollout.environments.verifying import VerifierProcess, VerifierRules
-from sluice_rollout.episode import Episode, PlayFailedError
+from sluice_rollout.episode import Episode, EpisodeTimeError, PlayFailedError
 
 _FIELD = "spec.rollout.environment"
 _LONGEST_NAME = 200
@@ -84,6 +85,8 @@ class Program:
     verifier: VerifierProcess | None = None
     containers: Containers | None = None
     must_reward: bool = False
+    # An episode whose time has passed is judged by what its program has left.
+    judges_after_time: ClassVar[bool] = True
     _directory: str = ""
     _held: ExitStack = field(default_factory=ExitStack)
 
@@ -130,7 +133,10 @@ class Program:
         directory = tempfile.mkdtemp(prefix=name, dir=self._directory)
         try:
             with metrics.EPISODE_PROGRAMS.track_inprogress():
-                ended = await self._run(episode, directory)
+                try:
+                    ended = await episode.in_time(self._run(episode, directory))
+                except EpisodeTimeError:
+                    ended = process.KILLED
             await finish(episode, ended, lambda: self._judge(episode, directory))
             if self.must_reward and episode.sample.reward is None:
                 raise PlayFailedError("result", "gave no reward, and the job has no spec.reward")

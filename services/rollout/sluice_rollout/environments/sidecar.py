@@ -131,9 +131,8 @@ class Sidecar:
         new.write_text(json.dumps(assignment["row"]))
         new.rename(directory / wire.ROW)  # atomic, because the shell may look at any time
         ended = asyncio.create_task(self._until_exists(directory / wire.STATUS))
-        over = asyncio.create_task(
-            socket.receive()
-        )  # the worker sends no other message: this is the end
+        # The worker sends `wire.OVER` or closes the connection: both are the end.
+        over = asyncio.create_task(socket.receive())
         await self._unless_stopped(asyncio.wait({ended, over}, return_when="FIRST_COMPLETED"))
         for task in (ended, over):
             task.cancel()

@@ -19,7 +19,7 @@ from sluice.samples.sample import Messages, Sample
 from sluice.telemetry import tracing
 from sluice.wire import rpc
 from sluice_rollout import metrics
-from sluice_rollout.episode import Episode, EpisodeEndError, PlayFailedError
+from sluice_rollout.episode import Episode, EpisodeEndError, EpisodeTimeError, PlayFailedError
 from sluice_rollout.gateway import compaction, large_requests, tool_call_parser
 from sluice_rollout.gateway.compaction import Summaries, ToolResultDropper
 from sluice_rollout.gateway.conversation import Conversation, Turn
@@ -526,4 +526,6 @@ def _before_calls(whole: str, rest: str) -> str:
 
 def _refusal(ended: BaseException) -> GatewayError:
     """Make the answer to a request that the engine refuses, or that comes after the episode."""
+    if isinstance(ended, EpisodeTimeError):
+        return too_long(f"the episode {ended}")
     return (invalid if isinstance(ended, PromptRefusedError) else unavailable)(str(ended))

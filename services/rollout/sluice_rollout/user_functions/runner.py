@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.api.groups.episode import EpisodeLimits
 from sluice.engines.protocol import EngineError, PromptRefusedError
 from sluice.runtime import error_summary
 from sluice.samples.sample import Prompt, Sample, SampleError, SampleStatus
-from sluice.samples.turns import BRANCH_TURNS, MODEL, TURNS
+from sluice.samples.turns import BRANCH_TURNS, MODEL, TIMED_OUT, TURNS
 from sluice.telemetry import failure_log, tracing
 from sluice_rollout import metrics
 from sluice_rollout.episode import (
+    EPISODE_TIMEOUT,
     Episode,
     EpisodeEndError,
+    EpisodeTimeError,
     InterruptedEpisodeError,
     Play,
     PlayFailedError,
@@ -48,6 +51,8 @@ class EpisodeRunner:
     seats: tuple[str, ...] = ()
     # Reads and stores images of observations; None if the job's model gets none.
     image_gate: ImageGate | None = None
+    # Limits of the whole episode (`rollout.limits`).
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
 
     @property
     def whole_group(self) -> bool:
@@ -69,7 +74,8 @@ class EpisodeRunner:
 
         The samples are changed.
         """
-        time_limit = TimeLimit(self.seconds)
+        limits = self.limits
+        time_limit = TimeLimit(self.seconds, limits.seconds, limits.on_timeout == "truncate")
         for sample in samples:
             if not len(sample.tokens):
                 sample.append_prompt(ids)
@@ -97,6 +103,7 @@ class EpisodeRunner:
                     tokens=sum(sample.trainable_tokens for sample in samples),
                 )
         finally:
+            time_limit.close()
             for episode in episodes:
                 episode.leave(interrupted=True)
 
@@ -125,7 +132,11 @@ class EpisodeRunner:
     async def _timed(self, episodes: list[Episode], time_limit: TimeLimit) -> None:
         async with asyncio.timeout(None) as timeout:
             time_limit.start(timeout)
-            await contained(self.play(episodes if self.whole_group else episodes[0]))  # type: ignore[arg-type]
+            playing = contained(self.play(episodes if self.whole_group else episodes[0]))  # type: ignore[arg-type]
+            if getattr(self.play, "judges_after_time", False):
+                await playing
+            else:
+                await episodes[0].in_time(playing)
 
     def _conclude_all(
         self, episodes: list[Episode], raised: BaseException | None, time_limit: TimeLimit
@@ -154,6 +165,11 @@ class EpisodeRunner:
                 self._blame(episode.sample, broken, time_limit)
             else:
                 truncated = truncated or isinstance(episode.ended, TruncatedError)
+                late = episode.ended if isinstance(episode.ended, EpisodeTimeError) else raised
+                if isinstance(late, EpisodeTimeError):
+                    metrics.EPISODE_TIMEOUTS.labels(outcome="truncated").inc()
+                    episode.metadata[TIMED_OUT] = str(late)
+                    truncated = True
                 self._finish(episode, truncated=truncated)
 
     def _blame(self, sample: Sample, raised: BaseException, time_limit: TimeLimit) -> None:
@@ -195,6 +211,8 @@ class EpisodeRunner:
 
     def _fail(self, sample: Sample, reason: str, message: str, details: str = "") -> None:
         metrics.FUNCTION_FAILURES.labels(reason=reason).inc()
+        if reason == EPISODE_TIMEOUT:
+            metrics.EPISODE_TIMEOUTS.labels(outcome="failed").inc()
         line = f"{self.name} {message}"
         failure_log.LOG.note("an episode failed", line, details, index=sample.index)
         sample.fail(line)

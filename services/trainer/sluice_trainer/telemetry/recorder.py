@@ -23,7 +23,7 @@ from sluice import engines
 from sluice.api import RLJob
 from sluice.runtime.pod_env import Environment
 from sluice.samples.sample import WORKER, SampleGroup
-from sluice.samples.turns import BRANCH_TURNS, TURNS
+from sluice.samples.turns import BRANCH_TURNS, TIMED_OUT, TURNS
 from sluice.telemetry import health, logs, rollouts, run_directory
 from sluice.telemetry.group_accounting import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
@@ -247,7 +247,7 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
         "group_id": group.group_id,
         "index": sample.index,
         "prompt": group.prompt.prompt,
-        **{n: sample.metadata[n] for n in (TURNS, BRANCH_TURNS) if n in sample.metadata},
+        **{n: sample.metadata[n] for n in (TURNS, BRANCH_TURNS, TIMED_OUT) if n in sample.metadata},
         **({"images": sample.images} if sample.images else {}),
         "response": sample.response,
         "label": group.prompt.label,
