@@ -22,6 +22,10 @@ _NAME = re.compile(
 )
 _LONGEST = 512
 _SHOWN = 100
+_NO_KEY = (
+    "no such key; build the row's image and name it there, or name images by a key that rows have, "
+    "such as ghcr.io/me/tasks/{metadata.instance_id}:1"
+)
 
 
 class RowImageError(Exception):
@@ -56,7 +60,7 @@ def image_of_row(image: str, metadata: Mapping[str, Any], allowed: Collection[st
         key = reference[1]
         found = metadata.get(key)
         if not isinstance(found, str) or not found:
-            what = f"{found!r:.{_SHOWN}}" if key in metadata else "no such key"
+            what = f"{found!r:.{_SHOWN}}" if key in metadata else _NO_KEY
             raise RowImageError(f"metadata.{key}: expected the name of an image, found {what}")
         return found
 

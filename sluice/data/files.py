@@ -1,7 +1,7 @@
 """Read rows of prompt files in order: JSON Lines, JSON, Parquet, directories and slices of them.
 
-Files are streamed. A row is an object; anything else raises ConfigurationError `file:line:column:
-what`.
+A directory of Harbor tasks counts as one file. Files are streamed. A row is an object; anything
+else raises ConfigurationError `file:line:column: what`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api.groups.data import parse_path
+from sluice.data import harbor
 from sluice.data.json_list import read_json_list
 from sluice.runtime.pod_env import ConfigurationError
 
@@ -56,16 +57,31 @@ class LocatedRow:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the file itself, or the prompt files of a directory in order of their names."""
+    """Return the file itself, or the prompt files of a directory in order of their names.
+
+    A directory of Harbor tasks is returned as it is.
+    """
     if path.is_dir():
+        if harbor.is_task(path):
+            return [path]
         files = sorted(
             p
             for p in path.iterdir()
             if p.suffix in ENDINGS and p.is_file() and not p.name.startswith(_HIDDEN)
         )
-        if not files:
-            raise ConfigurationError(f"{path}: no {', '.join(ENDINGS)} file in this directory")
-        return files
+        if not harbor.holds_tasks(path):
+            if not files:
+                raise ConfigurationError(
+                    f"{path}: no {', '.join(ENDINGS)} file in this directory, and no folder with "
+                    f"{harbor.CONFIGURATION} (a Harbor task)"
+                )
+            return files
+        if files:
+            raise ConfigurationError(
+                f"{path}: both prompt files ({files[0].name}) and Harbor tasks in this directory; "
+                "move one of them elsewhere"
+            )
+        return [path]
     if not path.is_file():
         before, separator, after = str(path).rpartition("@")
         if separator and Path(before).exists():
@@ -79,10 +95,16 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_file(path: Path, seen: Callable[[bytes], object] | None = None) -> Iterator[LocatedRow]:
-    """Yield the rows of one file. `seen` gets every raw line of a JSON Lines file."""
+    """Yield the rows of one file, or of a directory of Harbor tasks.
+
+    `seen` gets every raw line of a JSON Lines file.
+    """
     readers = {".jsonl": lambda: _read_lines(path, seen), ".json": lambda: _read_list(path)}
     try:
-        yield from readers.get(path.suffix, lambda: _read_parquet(path))()
+        if path.is_dir():
+            yield from _read_tasks(path)
+        else:
+            yield from readers.get(path.suffix, lambda: _read_parquet(path))()
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
 
@@ -141,6 +163,11 @@ def _read_list(path: Path) -> Iterator[LocatedRow]:
     with path.open("rb") as file:
         for number, (row, line, column) in enumerate(read_json_list(file, str(path))):
             yield LocatedRow(_checked(row, f"{path}:{line}:{column}"), path, number, line, column)
+
+
+def _read_tasks(path: Path) -> Iterator[LocatedRow]:
+    for number, folder in enumerate(harbor.task_folders(path)):
+        yield LocatedRow(harbor.read_task(folder), folder / harbor.CONFIGURATION, number, 1, 1)
 
 
 def _checked(row: Any, where: str) -> Row:

@@ -36,7 +36,7 @@ InputFile = Annotated[
     str,
     typer.Argument(
         metavar="IN",
-        help="File or directory (.jsonl, .json, .parquet), or a slice: file@[0:100].",
+        help="File or directory (.jsonl, .json, .parquet, Harbor tasks), or a slice: file@[0:100].",
         show_default=False,
     ),
 ]

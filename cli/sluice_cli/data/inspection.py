@@ -12,6 +12,7 @@ from typing import Any
 from sluice.api.groups.data import ImageLimits, PromptSource
 from sluice.data.chat import PromptError
 from sluice.data.files import LocatedRow
+from sluice.data.harbor import CONFIGURATION
 from sluice.data.rows import PromptRow, RowError, RowReader, is_verl, parse_row
 from sluice.data.transform import digest
 from sluice.images.reading import Header, read_header, read_image, scaled
@@ -171,7 +172,8 @@ def inspect(
 
 def _count(inspection: Inspection, located: LocatedRow, row: PromptRow) -> None:
     inspection.first = inspection.first or row
-    inspection.shapes["verl" if is_verl(located.row) else "slime"] += 1
+    slime_or_verl = "verl" if is_verl(located.row) else "slime"
+    inspection.shapes["harbor" if located.file.name == CONFIGURATION else slime_or_verl] += 1
     inspection.prompts["text" if isinstance(row.prompt, str) else "messages"] += 1
     inspection.labels += row.label is not None
     inspection.tools += row.tools is not None

@@ -290,6 +290,23 @@ def test_a_changed_file_changes_the_fingerprint(tmp_path: Path) -> None:
     assert prompts(tmp_path, {"path": path}).fingerprint() != before
 
 
+def test_harbor_tasks_are_rows_whose_files_make_the_fingerprint(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / "tasks" / name / "tests").mkdir(parents=True)
+        for file in ("task.toml", "tests/test.sh"):
+            (tmp_path / "tasks" / name / file).touch()
+        (tmp_path / "tasks" / name / "instruction.md").write_text(name)
+    data = prompts(tmp_path, {"path": f"{tmp_path}/tasks"}, shuffle=False)
+    messages = [data.message(GroupKey(TRAINING, i)) for i in range(2)]
+    assert [(p.row, p.prompt_json) for p in messages] == [(0, '"a"'), (1, '"b"')]
+    table = open_table(f"{tmp_path}/tasks@[1:]", lambda row: None, tmp_path)
+    assert (table.row(0)["prompt"], table.where(0)) == ("b", f"{tmp_path}/tasks/b")
+    before = data.fingerprint()
+    assert prompts(tmp_path, {"path": f"{tmp_path}/tasks"}, shuffle=False).fingerprint() == before
+    (tmp_path / "tasks/a/tests/test.sh").write_text("exit 1")
+    assert prompts(tmp_path, {"path": f"{tmp_path}/tasks"}, shuffle=False).fingerprint() != before
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -1,8 +1,8 @@
 """Random access to the rows of a source.
 
-Only the offset of each row is kept in memory (8 bytes a row). JSON Lines are read in place; JSON
-and Parquet, which cannot be read row by row in any order, are written once as JSON Lines to an
-unnamed temporary file in the directory of the database.
+Only the offset of each row is kept in memory (8 bytes a row). JSON Lines are read in place; JSON,
+Parquet and Harbor tasks, which cannot be read row by row in any order, are written once as JSON
+Lines to an unnamed temporary file in the directory of the database.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import IO
 import xxhash
 
 from sluice.api.groups.data import parse_path
+from sluice.data import harbor
 from sluice.data.checking import slice_of
 from sluice.data.files import LocatedRow, Row, files_of, read_file
 from sluice.data.writers import json_bytes
@@ -56,7 +57,9 @@ class _IndexedFile:
             return self.file.seek(0, io.SEEK_END) - self.offsets[position]
 
     def where(self, position: int) -> str:
-        """Return `file:line` of a row, or the file and the row's number if it has no lines."""
+        """Return `file:line` of a row, the folder of a task, or the file and the row's number."""
+        if self.path.is_dir():
+            return str(harbor.task_folders(self.path)[position])
         if self.path.suffix != ".jsonl":
             return f"{self.path}: row {position}"
         with self.path.open("rb") as file:
@@ -139,15 +142,16 @@ def open_table(text: str, check: RowCheck, spool: Path) -> Table:
 
 
 def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> _IndexedFile:
-    if path.suffix == ".jsonl":
+    if path.suffix == ".jsonl" and not path.is_dir():
         place = _IndexedFile(path, path.open("rb"))
         for located in read_file(path, digest.update):
             _check(located, check)
             place.offsets.append(located.offset)
         return place
-    with path.open("rb") as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
+    if not path.is_dir():
+        with path.open("rb") as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
     place = _IndexedFile(path, tempfile.TemporaryFile(dir=spool))  # noqa: SIM115 - open for the life of the table
     for located in read_file(path):
         _check(located, check)
@@ -156,6 +160,8 @@ def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> 
             line = json_bytes(located.row) + b"\n"
         except (ValueError, RecursionError) as error:  # perhaps of a column that is not used
             raise ConfigurationError(f"{located.where}: not writable as JSON: {error}") from error
+        if path.is_dir():  # tasks: their rows have all that is read of their files
+            digest.update(line)
         with _copying(path, spool):
             place.file.write(line)
     with _copying(path, spool):
