@@ -23,10 +23,11 @@ from sluice.api.schema.paths import MarkedPath, marked, volume_of
 from sluice.data import chat
 from sluice.data.checking import check_rows, check_sources, reader_of, without_template
 from sluice.data.files import read_source
-from sluice.data.rows import prompt_reader
+from sluice.data.rows import RowReader, prompt_reader
 from sluice.data.vocabulary import embedding_size, surplus
 from sluice.model_parts import is_mtp, kept_parts_of
 from sluice.runtime.pod_env import ConfigurationError
+from sluice_cli.validate.task_checks import task_notes
 from sluice_rollout import prompts
 
 IMPORT_SECONDS = 60
@@ -68,7 +69,7 @@ def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = Fals
     for where, source, training in _sources(spec):
         read = reader_of(spec) if training else prompt_reader(spec.data.images)
         read = read if _has_template(spec) else without_template(read)
-        check = partial(check_rows, source, source.path or "", read, rows, spec.data.images)
+        check = partial(_check_source, findings, spec, where, source, read, rows)
         _try(findings, f"{where}.path: ", check)
     trained = [path for path in paths if path.kind == "model" and not spec.debug.rollout_only]
     for model in trained:
@@ -87,6 +88,20 @@ def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = Fals
             findings, [path for path in functions if not _in_other_interpreter(path, spec)]
         )
     return findings
+
+
+def _check_source(
+    findings: Findings,
+    spec: RLJobSpec,
+    where: str,
+    source: PromptSource,
+    read: RowReader,
+    rows: int | None,
+) -> None:
+    """Check the rows of a source, and add notes if they are tasks. Raises ConfigurationError."""
+    path = source.path or ""
+    check_rows(source, path, read, rows, spec.data.images)
+    findings.notes += [f"{where}.path: {note}" for note in task_notes(spec, path, rows)]
 
 
 def _has_template(spec: RLJobSpec) -> bool:
