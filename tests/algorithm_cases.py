@@ -405,6 +405,13 @@ TOGETHER += [
 ]
 # (algorithm, other groups) that are accepted.
 SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {},
+        {
+            "reward": None,
+            "rollout": {"environment": {"command": ["a"], "verifier": {"command": ["v"]}}},
+        },
+    ),
     ({"estimator": "cispo", "turnAdvantage": {"gamma": 0.9}}, {"rollout": SEATS}),
     ({}, {"rollout": {"batchSize": 64, **LONG}}),
     ({}, {"rollout": {"replicas": 2, "minReplicas": 2}}),

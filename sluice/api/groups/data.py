@@ -117,13 +117,14 @@ class RowSource(Model):
 class PromptSource(Model):
     """Prompts, one per row, of a file or of user code.
 
-    Files are JSON Lines, JSON or Parquet, with rows in slime's or verl's form.
+    Files are JSON Lines, JSON or Parquet, with rows in slime's or verl's form, or tasks of Harbor.
     """
 
     path: DataPath | None = Field(
         None,
-        description="File or directory (.jsonl, .json, .parquet), with `sluice run` also by URI, "
-        "such as `s3://bucket/rows.jsonl`. A slice selects rows: `file.jsonl@[0:1000]`.",
+        description="File or directory (.jsonl, .json, .parquet), or a directory of Harbor tasks; "
+        "with `sluice run` also by URI, such as `s3://bucket/rows.jsonl`. A slice selects rows: "
+        "`file.jsonl@[0:1000]`.",
     )
     source: RowSource | None = Field(None, description="Rows of user code, in place of `path`.")
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = (

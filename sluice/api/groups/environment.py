@@ -31,7 +31,8 @@ GATEWAY_VARIABLES = (
 )
 # On a job's spec: samples have a reward, of `reward` or of their environment.
 REWARDED = written(
-    "(has(self.reward) || has(self.rollout.environment) && !has(self.rollout.environment.command))",
+    "(has(self.reward) || has(self.rollout.environment) && (!has(self.rollout.environment.command) "
+    "|| has(self.rollout.environment.verifier)))",
     lambda spec: spec.rewarded,
 )
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -281,7 +282,7 @@ class RolloutEnvironment(Model):
     @property
     def gives_rewards(self) -> bool:
         """True if episodes carry rewards, so that `spec.reward` may be omitted."""
-        return self.command is None
+        return self.command is None or self.verifier is not None
 
     rules = (
         exactly_one(

@@ -207,7 +207,7 @@ def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
         spec.rollout.concurrency,
         fork_server,
         _verifier(environment, spec),
-        must_reward=environment.gives_rewards and spec.reward is None,
+        must_reward=environment.command is None and spec.reward is None,
     )
 
 
