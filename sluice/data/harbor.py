@@ -195,7 +195,7 @@ def _read(file: Path, root: Path, most: int, after: str = "") -> bytes:
     try:
         if not os.path.lexists(file):
             raise ConfigurationError(f"{file}: no such file; a Harbor task needs it")
-        if not file.resolve().is_relative_to(root.resolve()):
+        if not _resolved(file).is_relative_to(root.resolve()):
             raise ConfigurationError(
                 f"{file}: a link that leaves the folder of the task; put the file there instead"
             )
@@ -205,14 +205,19 @@ def _read(file: Path, root: Path, most: int, after: str = "") -> bytes:
             data = opened.read(most + 1)
     except OSError as error:
         raise ConfigurationError(f"{file}: {error.strerror or error}") from error
-    except RuntimeError as error:  # Python 3.11 and 3.12: a link to itself
-        raise ConfigurationError(f"{file}: {error}") from error
     if len(data) > most:
         raise ConfigurationError(
             f"{file}: {file.stat().st_size} bytes; expected at most {most}{after}: put large files "
             "into the image"
         )
     return data
+
+
+def _resolved(file: Path) -> Path:
+    try:
+        return file.resolve()
+    except RuntimeError as error:  # Python 3.11 and 3.12: a link to itself
+        raise ConfigurationError(f"{file}: a link to itself") from error
 
 
 def _tests(folder: Path) -> dict[str, dict[str, Any]]:

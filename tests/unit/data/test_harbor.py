@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -242,7 +243,8 @@ def test_the_message_names_what_is_wrong(
     with pytest.raises(ConfigurationError) as raised:
         rows(tmp_path / "tasks")
     assert message in str(raised.value)
-    assert str(raised.value).startswith(str(tmp_path))
+    assert str(raised.value).startswith(f"{tmp_path}/tasks")
+    assert not re.match(r"(.+): \1", str(raised.value)), "the place is named once"
 
 
 def test_a_pipe_among_the_tests_is_not_read(add: Callable[..., Path]) -> None:
