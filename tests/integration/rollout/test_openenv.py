@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from sluice.api.groups.environment import OpenEnvironment
+from sluice.api.groups.episode import EpisodeLimits
 from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus
-from sluice.samples.turns import turn_rewards
+from sluice.samples.turns import TIMED_OUT, turn_rewards
 from sluice_rollout.environments.openenv import OpenEnv, ServerLostError, openenv_of
 from sluice_rollout.environments.openenv_session import ServerError, open_session
+from sluice_rollout.episode import Episode
 from sluice_rollout.health import EngineLostError
 from sluice_rollout.scoring import seat_rewards
 from sluice_rollout.user_functions.runner import EpisodeRunner
@@ -115,6 +117,27 @@ async def test_tools_of_the_environment_are_the_models(
     check_tokens(sample, log)
     assert sample.metadata["tool_calls"] == 3
     assert turn_rewards(sample) == {"": [0.5] * 3}
+
+
+async def test_rewards_of_turns_stay_when_the_episodes_time_has_passed(
+    servers: tuple[str, str], engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    held: list[Episode] = []
+
+    def last(message: dict[str, Any], observation: dict[str, Any]) -> dict[str, Any]:
+        held[0].time_limit.over.set()
+        return {"message": "w0001"}
+
+    async def play(episode: Episode) -> None:
+        held.append(episode)
+        await OpenEnv(OpenEnvironment(url=servers[0]), "tiny", last)(episode)
+
+    async with runner_at_gateway(play, engine, talkative, tmp_path) as runner:
+        runner.limits = EpisodeLimits(seconds=600.0)
+        sample = await runner(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
+    assert "rollout.limits.seconds" in sample.metadata[TIMED_OUT]
+    assert turn_rewards(sample) == {"": [0.25]}
 
 
 async def test_the_reason_of_a_refused_action_is_for_the_model(

@@ -12,7 +12,7 @@ import pytest
 from sluice.api.groups.episode import EpisodeLimits
 from sluice.samples.episode_protocol import VERIFIER
 from sluice.samples.sample import Prompt, Sample, SampleStatus
-from sluice.samples.turns import TIMED_OUT
+from sluice.samples.turns import TIMED_OUT, turn_rewards
 from sluice_rollout.environments.program import Program
 from sluice_rollout.user_functions import time_limit
 from tests.integration.rollout.pod_process import Pod
@@ -22,6 +22,7 @@ from tests.unit.environments.program_tools import (
     program_runner,
     python_command,
 )
+from tests.unit.environments.test_gym import ECHO, gym_program
 from tests.unit.environments.test_verifier import JudgedProgram
 from tests.unit.environments.test_verifier_pods import worker
 from tests.unit.gateway.gateway_tools import token_ids
@@ -56,7 +57,7 @@ async def play(
             runner.limits = limits
             params = PARAMS | {"max_new_tokens": 100}
             sample = await asyncio.wait_for(runner(PROMPT, [1], Sample(0), params), 60)
-        assert left_behind(program) == []
+        assert program.fork_server or left_behind(program) == []
         return sample
     finally:
         program.close()
@@ -115,6 +116,15 @@ async def test_a_program_fails_if_the_job_says_so(tmp_path: Path) -> None:
     sample = await play(program, Script(token_ids("hello")), tmp_path, limits)
     assert sample.status is SampleStatus.FAILED
     assert sample.error == f"agent {REACHED}"
+
+
+async def test_an_environment_keeps_the_rewards_of_the_turns_until_then(tmp_path: Path) -> None:
+    engine = SlowScript(token_ids("on"), token_ids("on"), cut=token_ids("o"))
+    async with gym_program(**ECHO) as program:
+        sample = await play(program, engine, tmp_path)
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
+    assert turn_rewards(sample) == {"": [0.5, 0.5, 0.5]}
+    assert (sample.metadata[TIMED_OUT], sample.metadata["gym"]["steps"]) == (REACHED, 3)
 
 
 @pytest.mark.parametrize("judges", [True, False], ids=["a verifier", "its result"])

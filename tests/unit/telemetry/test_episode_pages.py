@@ -71,6 +71,13 @@ def test_an_episode_has_a_page_that_the_report_links_to(tmp_path: Path) -> None:
     assert 'name="viewport"' in page
 
 
+def test_a_page_says_why_an_episode_was_cut_off(tmp_path: Path) -> None:
+    reason = "took more than 60 s (rollout.limits.seconds)"
+    write(tmp_path, "step_0000004", record(status="truncated", timed_out=reason))
+    (page,) = episodes.pages(tmp_path)
+    assert (page.facts["status"], page.facts["cut off"]) == ("truncated", reason)
+
+
 def test_a_run_without_episodes_has_no_pages(tmp_path: Path) -> None:
     run_directory.append(tmp_path / run_directory.METRICS, {"step": 1, "train/loss": 1.0})
     write(tmp_path, "step_0000001", {"group_id": 0, "index": 0, "reward": 1.0})

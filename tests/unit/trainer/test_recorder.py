@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from sluice.images.image import Image
 from sluice.samples.sample import Prompt, Sample, SampleGroup
+from sluice.samples.turns import TIMED_OUT
 from sluice.telemetry import run_directory
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -166,6 +167,15 @@ def test_images_of_an_agent_have_thumbnails_in_its_first_sample(tmp_path: Path) 
     assert written == {first, *others[:3]}
     rows = [json.loads(line) for line in (tmp_path / "samples/step_0000001.jsonl").open()]
     assert [row["images"] for row in rows] == [sample.images for sample in samples]
+
+
+def test_a_sample_says_at_which_limit_of_time_its_episode_was_cut_off(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, 1)
+    samples = [Sample(0, metadata={TIMED_OUT: "took more than 60 s"}), Sample(1)]
+    recorder.samples(1, [SampleGroup(Prompt(0, ""), samples)])
+    recorder.close()
+    rows = [json.loads(line) for line in (tmp_path / "samples/step_0000001.jsonl").open()]
+    assert [row.get(TIMED_OUT) for row in rows] == ["took more than 60 s", None]
 
 
 def test_trackers_are_watched_at_each_step_and_ended_with_the_run(tmp_path: Path) -> None:
