@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,18 @@ async def test_an_exception_fails_the_group_and_a_broken_episode_its_sample() ->
         SampleStatus.FAILED,
     ]
     assert samples[2].error == "mine.py:play ended before the model generated a token"
+
+
+async def test_a_truncated_episode_truncates_no_other() -> None:
+    @whole_group
+    async def play(episodes: list[Episode]) -> None:
+        for episode in episodes:
+            await episode.generate()
+        with contextlib.suppress(EpisodeEndError):
+            episodes[0].observe([90] * 20)
+
+    samples = await grouped(play, Script([10], [11]), count=2)
+    assert [sample.status for sample in samples] == [SampleStatus.TRUNCATED, SampleStatus.COMPLETED]
 
 
 async def test_an_interrupted_group_is_played_again_as_a_whole() -> None:

@@ -164,13 +164,12 @@ class EpisodeRunner:
             elif broken is not None and not (isinstance(broken, EpisodeEndError) or truncated):
                 self._blame(episode.sample, broken, time_limit)
             else:
-                truncated = truncated or isinstance(episode.ended, TruncatedError)
-                late = episode.ended if isinstance(episode.ended, EpisodeTimeError) else raised
-                if isinstance(late, EpisodeTimeError):
+                late = [e for e in (episode.ended, raised) if isinstance(e, EpisodeTimeError)]
+                if late:
                     metrics.EPISODE_TIMEOUTS.labels(outcome="truncated").inc()
-                    episode.metadata[TIMED_OUT] = str(late)
-                    truncated = True
-                self._finish(episode, truncated=truncated)
+                    episode.metadata[TIMED_OUT] = str(late[0])
+                cut = bool(late) or isinstance(episode.ended, TruncatedError)
+                self._finish(episode, truncated=truncated or cut)
 
     def _blame(self, sample: Sample, raised: BaseException, time_limit: TimeLimit) -> None:
         """Fail the sample by what the function raised."""
