@@ -28,7 +28,7 @@ TEMPLATE = (
     "add_generation_prompt %}<assistant> {% endif %}"
 )
 BEST = {"max": max, "min": min}
-HELD_OUT, CONVERSATIONS, PAIRS, SWAPPED = 128, 1024, 2048, 10
+HELD_OUT, CONVERSATIONS, PAIRS, SWAPPED = 128, 1024, 8192, 10
 Row = dict[str, Any]
 
 

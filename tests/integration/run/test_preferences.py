@@ -1,4 +1,4 @@
-"""The example of preferences: sft, then dpo and a reward model, through killed trainers."""
+"""The example of preferences: sft; dpo and a reward model, through killed trainers; and GRPO."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def held_out(run: Laptop, metric: str) -> dict[int, float]:
     return {record["version"]: record[name] for record in records if name in record}
 
 
-def test_pairs_teach_more_after_few_conversations(example: Path) -> None:
+def test_pairs_teach_more_after_few_conversations(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = of(example, "sft")
     assert first.run() == 0, first.text()[-3000:]
     model = f"model.path={first.directory}/checkpoints/hf"
@@ -74,4 +76,10 @@ def test_pairs_teach_more_after_few_conversations(example: Path) -> None:
     killed_after(judge, 12)
     accuracies = values(judge.steps().values(), "train/rewards/accuracies")
     assert sum(accuracies[-8:]) / 8 > 0.75
-    assert held_out(judge, "rewards/accuracies")[64] > 0.85
+    unseen = held_out(judge, "rewards/accuracies")
+    assert unseen[max(unseen)] > 0.9
+
+    monkeypatch.setenv("REWARD_MODEL", str(judge.directory / "checkpoints/hf"))
+    learned = of(example, "grpo", model)
+    assert learned.run(600) == 0, learned.text()[-3000:]
+    assert learned.summary()["eval_last"] > before + 0.05
