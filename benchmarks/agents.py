@@ -17,6 +17,8 @@ programs' clients included.
 Streams: as many episodes at once, whose answers come in parts of eight tokens, each after a moment.
 A part is as late as the time from the engine's handing it over to the program's having read it.
 
+Memory is measured above that of the parts before: for one alone name it with `--parts`.
+
 Clients: as many episodes as an engine plays at once (256), answers after a moment; CPU of a turn in
 all, for programs with OpenAI's client, made in several ways, and for one that posts JSON itself.
 """
@@ -33,7 +35,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,8 @@ class Watched(Client):
         start = time.perf_counter()
         answer = await super().generate(rid, input_ids, *args, **kw)
         self.seen.seconds.append(time.perf_counter() - start)
-        return answer
+        # Without the plugin the server names no version of its weights, and samples need one.
+        return replace(answer, spans=[WeightSpan(0, 0, len(answer.tokens))])
 
     def read(self, status: int, text: str) -> Generation:
         meta_info = json.loads(text)["meta_info"]
@@ -150,15 +153,17 @@ class Bench:
             for _ in range(self.turns):
                 body = {"model": "m", "messages": messages, "max_tokens": ANSWER}
                 start = time.perf_counter()
-                async with session.post(
-                    f"{gateway.base_url}/chat/completions", json=body
-                ) as response:
-                    answer = await response.json()
+                answer = await self.ask(session, f"{gateway.base_url}/chat/completions", body)
                 self.waited.append(time.perf_counter() - start)
-                messages += [
-                    answer["choices"][0]["message"],
-                    {"role": "user", "content": words(LATER)},
-                ]
+                messages += [answer, {"role": "user", "content": words(LATER)}]
+
+    async def ask(
+        self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the message that answers a turn."""
+        async with session.post(url, json=body) as response:
+            message: dict[str, Any] = (await response.json())["choices"][0]["message"]
+            return message
 
     @asynccontextmanager
     async def runner(self, engine: Client, model: Path, room: int) -> AsyncIterator[EpisodeRunner]:
@@ -185,23 +190,14 @@ class StreamReader(Bench):
     engine: Parts = field(default_factory=lambda: Parts(2.0))
     late: list[float] = field(default_factory=list)
 
-    async def play(self, episode: Episode) -> None:
-        gateway = episode.gateway
-        headers = {"Authorization": f"Bearer {gateway.api_key}"}
-        messages = [{"role": "user", "content": words(FIRST)}]
-        async with aiohttp.ClientSession(headers=headers) as session:
-            for _ in range(self.turns):
-                body = {"model": "m", "messages": messages, "max_tokens": ANSWER, "stream": True}
-                answer = ""
-                async with session.post(
-                    f"{gateway.base_url}/chat/completions", json=body
-                ) as response:
-                    async for line in response.content:
-                        answer += self.text_of(line)
-                messages += [
-                    {"role": "assistant", "content": answer},
-                    {"role": "user", "content": words(LATER)},
-                ]
+    async def ask(
+        self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        answer = ""
+        async with session.post(url, json=body | {"stream": True}) as response:
+            async for line in response.content:
+                answer += self.text_of(line)
+        return {"role": "assistant", "content": answer}
 
     def text_of(self, line: bytes) -> str:
         """Return the text of a line of the stream, and note how late it is."""

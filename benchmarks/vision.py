@@ -189,8 +189,8 @@ async def engine_rates(
                     if turn:  # the first one warms up
                         found.append(rate)
     except (EngineError, OSError) as error:
-        told = f"error: {error}; the engine's last words:\n{server.last_words()}"
-        raise SystemExit(told) from error
+        message = f"error: {error}; the engine's last words:\n{server.last_words()}"
+        raise SystemExit(message) from error
     finally:
         server.terminate()
         server.wait(60)
