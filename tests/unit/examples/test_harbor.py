@@ -19,6 +19,7 @@ from sluice.data.files import read_source
 from sluice.samples.sample import Prompt
 from tests.tools import ROOT
 from tests.unit.environments.test_verifier import JudgedProgram
+from tests.unit.examples.scripted_shell_agent import agent_program, verifier_program
 
 HARBOR = ROOT / "examples/harbor"
 TASKS = {task.name: task for task in runpy.run_path(str(HARBOR / "make_data.py"))["TASKS"]}
@@ -39,30 +40,6 @@ def harbor_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(harbor_set: Path) -> dict[str, dict[str, Any]]:
     found = [located.row for located in read_source(str(harbor_set / "tasks"))]
     return {row["metadata"]["instance_id"]: row for row in found}
-
-
-# Plays the example's agent with a model that runs some commands once.
-AGENT = """
-import runpy, types
-answers = iter([{answer!r}, "It is done."])
-def complete(**_):
-    text = next(answers)
-    ask("x")  # the model answers, so that the sample has tokens
-    message = types.SimpleNamespace(content=text)
-    return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message)])
-class Client:
-    chat = types.SimpleNamespace(completions=types.SimpleNamespace(create=complete))
-sys.modules["openai"] = types.SimpleNamespace(OpenAI=Client, BadRequestError=ValueError)
-sys.path.insert(0, {directory!r})
-sys.argv = ["agent.py"]
-runpy.run_path("{directory}/agent.py", run_name="__main__")
-"""
-VERIFY = """
-import runpy
-sys.path.insert(0, {directory!r})
-sys.argv = ["verify.py"]
-runpy.run_path("{directory}/verify.py", run_name="__main__")
-"""
 
 
 @pytest.mark.parametrize(
@@ -89,10 +66,9 @@ async def test_the_agent_and_the_verifier_play_an_episode(
     tmp_path: Path,
 ) -> None:
     """The programs are the example's; what the model says is scripted."""
-    row, directory = rows[name], str(harbor_set)
-    agent = AGENT.format(answer=f"```bash\n{commands}\n```", directory=directory)
-    verify = VERIFY.format(directory=directory)
-    program = JudgedProgram(agent, verify, hidden=HIDDEN)
+    row = rows[name]
+    agent = agent_program(harbor_set, commands)
+    program = JudgedProgram(agent, verifier_program(harbor_set), hidden=HIDDEN)
     sample = await program.play(tmp_path, Prompt(3, row["prompt"], None, row["metadata"]))
     assert sample.error == ""
     assert sample.reward == pytest.approx(reward)

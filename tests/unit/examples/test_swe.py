@@ -18,6 +18,7 @@ from sluice.rewards.builtin.swe import swe
 from sluice.samples.sample import Prompt
 from tests.tools import ROOT
 from tests.unit.environments.test_verifier import JudgedProgram
+from tests.unit.examples.scripted_shell_agent import agent_program, verifier_program
 
 SWE = ROOT / "examples/swe"
 TASKS: list[Any] = runpy.run_path(str(SWE / "bugs.py"))["TASKS"]
@@ -137,27 +138,7 @@ def test_the_output_is_kept_by_its_hash(
     assert (logs / f"{left['test_log_sha256']}.log").read_text() == left["test_log"]
 
 
-# Repairs the repository as a model does that answers with a block of bash.
-REPAIRS = "```bash\nsed -i 's/start < merged/start <= merged/' intervals/merging.py\n```"
-AGENT = """
-import runpy, types
-answers = iter([{repairs!r}, "It is repaired."])
-def complete(**_):
-    text = next(answers)
-    ask("x")  # the model answers, so that the sample has tokens
-    message = types.SimpleNamespace(content=text)
-    return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message)])
-class Client:
-    chat = types.SimpleNamespace(completions=types.SimpleNamespace(create=complete))
-sys.modules["openai"] = types.SimpleNamespace(OpenAI=Client, BadRequestError=ValueError)
-sys.argv = ["agent.py"]
-runpy.run_path({agent!r}, run_name="__main__")
-"""
-VERIFY = """
-import runpy
-sys.argv = ["verify.py"]
-runpy.run_path({verify!r}, run_name="__main__")
-"""
+REPAIRS = "sed -i 's/start < merged/start <= merged/' intervals/merging.py"
 
 
 async def test_the_agent_and_the_verifier_play_an_episode(
@@ -165,9 +146,8 @@ async def test_the_agent_and_the_verifier_play_an_episode(
 ) -> None:
     """The agent's program is the example's; what the model says is scripted."""
     row = rows["intervals"]
-    text = AGENT.format(repairs=REPAIRS, agent=str(swe_set / "agent.py"))
-    verify = VERIFY.format(verify=str(swe_set / "verify.py"))
-    program = JudgedProgram(text, verify, hidden=HIDDEN, must_reward=False)
+    agent = agent_program(swe_set, REPAIRS)
+    program = JudgedProgram(agent, verifier_program(swe_set), hidden=HIDDEN, must_reward=False)
     sample = await program.play(tmp_path, Prompt(3, row["prompt"], None, row["metadata"]))
     assert sample.error == ""
     assert sample.metadata["patch_applied"]
