@@ -89,7 +89,7 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
     member = archive.gettarinfo(path, name)
     if member is None:
         return
-    if member.islnk():  # the second name of a file: a file of its own
+    if member.islnk():  # the second name of a file: stored as another file
         member.type, member.linkname, member.size = tarfile.REGTYPE, "", path.lstat().st_size
     if member.isreg():
         with path.open("rb") as file:

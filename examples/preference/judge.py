@@ -15,7 +15,8 @@ from sluice.rewards import RewardInput
 
 ROOT = Path(__file__).resolve().parents[2]
 # Reward of an answer without an end, which the reward model has never seen. It is below any that
-# the model gives: if it were 0, the policy would learn never to end where the model is unhappy.
+# the model gives: if it were 0, the policy would learn never to end an answer that the model
+# dislikes.
 UNFINISHED = -10.0
 DIRECTORY = ROOT / "runs/preference/reward/checkpoints/hf"
 

@@ -63,7 +63,7 @@ class NF4Linear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-# Operators of their own, so that a compiled layer keeps only the packed weight between its passes.
+# Separate operators, so that a compiled layer keeps only the packed weight between its passes.
 # If torch.compile sees inside, it keeps the weights that the forward pass has unpacked, and with
 # recomputation the products too: for a 4B model 30 GiB at 16,384 tokens.
 @torch.library.custom_op("sluice::nf4_product", mutates_args=())
